@@ -1,0 +1,218 @@
+"""One TCP connection that speaks frames, in both directions: it answers the peer's requests and sends its own.
+
+A handler takes a request and the connection it came on. It returns the response, or None (the peer gets no answer), or an
+awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for is
+cancelled when the connection closes.
+
+Back-pressure: a peer that does not read its answers, or that has too many requests waiting, is not read from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, cast
+
+from skylark.wire.codes import ResponseCode
+from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame, FrameDecoder, encode_frame
+from skylark.wire.headers import BadHeader
+from skylark.wire.message import encode_host
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_REQUESTS: Final = 16_384
+_MAX_OPAQUE: Final = 0x7FFFFFFF
+
+Handler = Callable[[Frame, "Connection"], "Frame | None | Awaitable[Frame | None]"]
+Handlers = Mapping[int, Handler]
+
+
+class RequestFailed(Exception):
+    """Raised by a handler to answer with an error: a response code and a remark that says what to do."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of a served or of a dialled connection."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        opened: Callable[[Connection], None] | None = None,
+        closed: Callable[[Connection], None] | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self._handlers = handlers
+        self._opened = opened
+        self._closed = closed
+        self._decoder = FrameDecoder(max_frame_bytes)
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._next_opaque = 0
+        self._write_blocked = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.peer = ("", 0)
+        self.peer_host = b""
+        self.last_received_s = self._loop.time()
+
+    def __repr__(self) -> str:
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername") or ("0.0.0.0", 0)
+        self.peer = (name[0].removeprefix("::ffff:"), name[1])
+        self.peer_host = encode_host(*self.peer)
+        if self._opened is not None:
+            self._opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_received_s = self._loop.time()
+        try:
+            frames = self._decoder.feed(data)
+        except BadFrame as e:
+            log.warning("closing %r: %s", self, e)
+            self.abort()
+            return
+        out: list[bytes] = []
+        for frame in frames:
+            if frame.flag & RESPONSE_FLAG:
+                self._settle(frame)
+            else:
+                self._handle(frame, out)
+        if out and self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(ConnectionError(f"the connection to {self!r} closed"))
+        self._pending.clear()
+        for task in self._waiting:
+            task.cancel()
+        if self._closed is not None:
+            self._closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        self._throttle()
+
+    # What the rest of the program calls.
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Closes after what was written has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, frame: Frame) -> None:
+        """Writes a frame that needs no answer; nothing happens if the connection is closed."""
+        if self._transport is not None:
+            self._transport.write(encode_frame(frame))
+
+    def notify(self, request: Frame) -> None:
+        """Sends a one-way request."""
+        request.opaque = self._take_opaque()
+        request.flag |= ONEWAY_FLAG
+        self.send(request)
+
+    async def request(self, request: Frame, timeout_s: float) -> Frame:
+        """Sends a request and waits for its response. Raises ConnectionError or TimeoutError."""
+        if self._transport is None:
+            raise ConnectionError(f"the connection to {self!r} is closed")
+        request.opaque = self._take_opaque()
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._pending[request.opaque] = future
+        self.send(request)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        finally:
+            self._pending.pop(request.opaque, None)
+
+    async def drained(self) -> None:
+        """Returns when no request waits for its handler any more."""
+        if self._waiting:
+            await asyncio.wait(self._waiting)
+
+    def _take_opaque(self) -> int:
+        self._next_opaque = (self._next_opaque + 1) & _MAX_OPAQUE
+        return self._next_opaque
+
+    def _settle(self, response: Frame) -> None:
+        future = self._pending.get(response.opaque)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    def _handle(self, request: Frame, out: list[bytes]) -> None:
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            log.info("%r asked for request code %d, which is not supported", self, request.code)
+            answer: Frame | None | Awaitable[Frame | None] = request.reply(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
+            )
+        else:
+            try:
+                answer = handler(request, self)
+            except Exception as e:
+                answer = self._failure(request, e)
+        if answer is None or type(answer) is Frame:
+            if answer is not None and not request.flag & ONEWAY_FLAG:
+                out.append(encode_frame(answer))
+            return
+        task = self._loop.create_task(self._finish(request, cast(Awaitable["Frame | None"], answer)))
+        self._waiting.add(task)
+        task.add_done_callback(self._forget)
+        if len(self._waiting) == MAX_WAITING_REQUESTS:
+            self._throttle()
+
+    async def _finish(self, request: Frame, pending: Awaitable[Frame | None]) -> None:
+        try:
+            answer = await pending
+        except Exception as e:
+            answer = self._failure(request, e)
+        if answer is not None and not request.flag & ONEWAY_FLAG:
+            self.send(answer)
+
+    def _failure(self, request: Frame, error: Exception) -> Frame:
+        if isinstance(error, RequestFailed):
+            return request.reply(error.code, error.remark)
+        if isinstance(error, BadHeader):
+            return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        log.error("request code %d of %r failed", request.code, self, exc_info=error)
+        return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._waiting.discard(task)
+        if len(self._waiting) == MAX_WAITING_REQUESTS - 1:
+            self._throttle()
+
+    def _throttle(self) -> None:
+        """Reads from the peer exactly while it reads its answers and has room for another waiting request."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._write_blocked or len(self._waiting) >= MAX_WAITING_REQUESTS:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()

@@ -1,0 +1,69 @@
+"""Connections to other servers, one an address, dialled when first needed and again after they closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skylark.net.connection import Connection, Handlers
+from skylark.wire.frame import Frame
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` in its two parts; an IPv6 host stands in brackets."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not an address of the form host:port")
+    return host.strip("[]"), int(port)
+
+
+class Pool:
+    """address -> connection. Requests that need one address at the same time share one dial."""
+
+    def __init__(self, handlers: Handlers | None = None, connect_timeout_s: float = 3.0) -> None:
+        self._handlers: Handlers = handlers or {}
+        self._connect_timeout_s = connect_timeout_s
+        self._connections: dict[str, Connection] = {}
+        self._dials: dict[str, asyncio.Task[Connection]] = {}
+
+    async def get(self, address: str) -> Connection:
+        """An open connection. Raises OSError or TimeoutError, with the address in the text."""
+        connection = self._connections.get(address)
+        if connection is not None and connection.is_open:
+            return connection
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = asyncio.create_task(self._dial(address))
+            dial.add_done_callback(lambda _: self._dials.pop(address, None))
+        return await asyncio.shield(dial)
+
+    async def request(self, address: str, request: Frame, timeout_s: float = 3.0) -> Frame:
+        connection = await self.get(address)
+        return await connection.request(request, timeout_s)
+
+    async def notify(self, address: str, request: Frame) -> None:
+        (await self.get(address)).notify(request)
+
+    def drop(self, address: str) -> None:
+        """Closes the connection to an address, if there is one."""
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        for dial in self._dials.values():
+            dial.cancel()
+        for address in list(self._connections):
+            self.drop(address)
+
+    async def _dial(self, address: str) -> Connection:
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(lambda: Connection(self._handlers), host, port)
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
+        except OSError as e:
+            raise ConnectionError(f"no connection to {address}: {e}") from e
+        self._connections[address] = connection
+        return connection

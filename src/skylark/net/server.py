@@ -1,0 +1,84 @@
+"""A listening socket, the connections it accepted and their staged end.
+
+Connections are capped, and those that were silent for `idle_s` are closed, as Apache's servers do: a client that lives
+sends a heartbeat every 30 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from skylark.net.connection import Connection, Handlers
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Serves a table of handlers on one port."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        closed: Callable[[Connection], None] | None = None,
+        max_connections: int = 16_384,
+        idle_s: float = 120.0,
+    ) -> None:
+        self._handlers = handlers
+        self._on_closed = closed
+        self._max_connections = max_connections
+        self._idle_s = idle_s
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.connections: set[Connection] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens, and returns the port: the given one, or the one the system chose for 0. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handlers, self._opened, self._closed), host, port, backlog=1024
+        )
+        self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self, grace_s: float = 3.0) -> None:
+        """Accepts no more, lets requests in hand finish for a while, then closes every connection."""
+        if self._server is None:
+            return
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._server.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(connection.drained() for connection in self.connections))
+        except TimeoutError:
+            log.warning("some requests did not end within %.1f s and are dropped", grace_s)
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        await self._server.wait_closed()
+        self._server = None
+
+    def _opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self._max_connections:
+            log.warning("closing %r: %d connections are open already", connection, self._max_connections)
+            connection.abort()
+
+    def _closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self._on_closed is not None:
+            self._on_closed(connection)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        silent_since = loop.time() - self._idle_s
+        for connection in list(self.connections):
+            if connection.last_received_s < silent_since:
+                log.info("closing %r: silent for %.0f s", connection, self._idle_s)
+                connection.close()
+        self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)

@@ -1,0 +1,404 @@
+"""One typed struct per request header: the `fields` of a frame, with Python names and types.
+
+`decode_header(PullMessage, frame)` gives the struct; `encode_header(struct)` gives the fields of a request or response.
+All values travel as strings; numbers and booleans are converted and checked here. Fields that a struct does not name
+are passed over, as Apache's servers do.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from skylark.wire.frame import Frame
+
+_Header = TypeVar("_Header", bound=msgspec.Struct)
+
+
+class BadHeader(Exception):
+    """A request whose fields are missing or of the wrong type."""
+
+
+def decode_header(kind: type[_Header], frame: Frame) -> _Header:
+    """The request's fields as `kind`. Raises BadHeader, which says which field is wrong."""
+    fields = frame.fields
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as e:
+        # An empty value stands for null in the binary encoding: only worth a second look when the first one failed.
+        if "" in fields.values():
+            return decode_header(kind, Frame(frame.code, {k: v for k, v in fields.items() if v}))
+        raise BadHeader(f"bad header of request {frame.code}: {e}") from None
+
+
+def encode_header(header: msgspec.Struct) -> dict[str, str]:
+    """The fields of a request or response; what is None is left out."""
+    return {key: _text(value) for key, value in msgspec.to_builtins(header).items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+# Requests to a broker.
+
+
+_SEND_V2_NAMES = dict(
+    producer_group="a", topic="b", default_topic="c", default_topic_queue_nums="d", queue_id="e", sys_flag="f",
+    born_timestamp="g", flag="h", properties="i", reconsume_times="j", unit_mode="k", max_reconsume_times="l", batch="m",
+)  # fmt: skip
+
+
+class SendMessage(msgspec.Struct, rename="camel"):
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str | None = None
+    reconsume_times: int | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: int | None = None
+
+
+class SendMessageV2(SendMessage, rename=_SEND_V2_NAMES):
+    """The same fields under one-letter names, which is what today's clients send."""
+
+
+class PullMessage(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int
+    sys_flag: int
+    commit_offset: int
+    suspend_timeout_millis: int
+    sub_version: int
+    lite_topic: str | None = None
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: int | None = None
+    request_source: int | None = None
+    proxy_froward_client_id: str | None = None
+
+
+class ConsumerSendMsgBack(msgspec.Struct, rename="camel"):
+    offset: int
+    group: str
+    delay_level: int
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+
+
+class QueryConsumerOffset(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateConsumerOffset(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    topic: str
+    queue_id: int
+    commit_offset: int
+
+
+class GetConsumerListByGroup(msgspec.Struct, rename="camel"):
+    consumer_group: str
+
+
+class UnregisterClient(msgspec.Struct, rename="camel"):
+    client_id: str = msgspec.field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class NotifyConsumerIdsChanged(msgspec.Struct, rename="camel"):
+    consumer_group: str
+
+
+class GetMaxOffset(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: int
+    committed: bool = True
+
+
+class GetMinOffset(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: int
+
+
+class SearchOffset(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: int
+    timestamp: int
+    lite_topic: str | None = None
+    boundary_type: str | None = None
+
+
+class GetEarliestMsgStoretime(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: int
+
+
+class QueryMessage(msgspec.Struct, rename="camel"):
+    topic: str
+    key: str
+    max_num: int
+    begin_timestamp: int
+    end_timestamp: int
+    index_type: str | None = None
+    last_key: str | None = None
+
+
+class ViewMessage(msgspec.Struct, rename="camel"):
+    offset: int
+    topic: str | None = None
+
+
+class CreateTopic(msgspec.Struct, rename="camel"):
+    topic: str
+    default_topic: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_filter_type: str
+    topic_sys_flag: int | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool = False
+
+
+class DeleteTopic(msgspec.Struct, rename="camel"):
+    topic: str
+
+
+class GetTopicConfig(msgspec.Struct, rename="camel"):
+    topic: str
+
+
+class GetTopicStatsInfo(msgspec.Struct, rename="camel"):
+    topic: str
+
+
+class GetAllTopicConfig(msgspec.Struct, rename="camel"):
+    topic_seq: int
+    data_version: str | None = None
+    max_topic_num: int | None = None
+
+
+class DeleteSubscriptionGroup(msgspec.Struct, rename="camel"):
+    group_name: str
+    clean_offset: bool = False
+
+
+class GetSubscriptionGroupConfig(msgspec.Struct, rename="camel"):
+    group: str
+
+
+class GetAllSubscriptionGroup(msgspec.Struct, rename="camel"):
+    group_seq: int
+    data_version: str | None = None
+    max_group_num: int | None = None
+
+
+class GetConsumeStats(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class GetConsumerConnectionList(msgspec.Struct, rename="camel"):
+    consumer_group: str
+
+
+class GetProducerConnectionList(msgspec.Struct, rename="camel"):
+    producer_group: str
+
+
+class GetConsumerRunningInfo(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+class GetConsumerStatus(msgspec.Struct, rename="camel"):
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class ResetOffset(msgspec.Struct, rename="camel"):
+    group: str
+    topic: str
+    timestamp: int
+    force: bool = msgspec.field(name="isForce")
+    queue_id: int = -1
+    offset: int | None = None
+
+
+class ConsumeMessageDirectlyResult(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: int | None = None
+    group_sys_flag: int | None = None
+
+
+class QueryTopicConsumeByWho(msgspec.Struct, rename="camel"):
+    topic: str
+
+
+class QueryTopicsByConsumer(msgspec.Struct, rename="camel"):
+    group: str
+
+
+class QuerySubscriptionByConsumer(msgspec.Struct, rename="camel"):
+    group: str
+    topic: str | None = None
+
+
+class QueryConsumeTimeSpan(msgspec.Struct, rename="camel"):
+    topic: str
+    group: str
+
+
+class QueryConsumeQueue(msgspec.Struct, rename="camel"):
+    topic: str | None = None
+    queue_id: int = 0
+    index: int = 0
+    count: int = 0
+    consumer_group: str | None = None
+
+
+class CloneGroupOffset(msgspec.Struct, rename="camel"):
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class QueryCorrectionOffset(msgspec.Struct, rename="camel"):
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class ViewBrokerStatsData(msgspec.Struct, rename="camel"):
+    stats_name: str
+    stats_key: str
+
+
+class GetConsumeStatsInBroker(msgspec.Struct, rename="camel"):
+    order: bool = msgspec.field(name="isOrder")
+
+
+class UpdateGroupForbidden(msgspec.Struct, rename="camel"):
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+# Requests to a name server.
+
+
+class GetRouteInfo(msgspec.Struct, rename="camel"):
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class RegisterBroker(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: int
+    heartbeat_timeout_millis: int | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool = False
+    body_crc32: int = 0
+
+
+class UnregisterBroker(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: int
+
+
+class QueryDataVersion(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: int
+
+
+class BrokerHeartbeat(msgspec.Struct, rename="camel"):
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: int | None = None
+    epoch: int | None = None
+    max_offset: int | None = None
+    confirm_offset: int | None = None
+    heartbeat_timeout_mills: int | None = None
+    election_priority: int | None = None
+
+
+class PutKVConfig(msgspec.Struct, rename="camel"):
+    namespace: str
+    key: str
+    value: str
+
+
+class GetKVConfig(msgspec.Struct, rename="camel"):
+    namespace: str
+    key: str
+
+
+class DeleteKVConfig(msgspec.Struct, rename="camel"):
+    namespace: str
+    key: str
+
+
+class GetKVListByNamespace(msgspec.Struct, rename="camel"):
+    namespace: str
+
+
+class WipeWritePermOfBroker(msgspec.Struct, rename="camel"):
+    broker_name: str
+
+
+class AddWritePermOfBroker(msgspec.Struct, rename="camel"):
+    broker_name: str
+
+
+class DeleteTopicFromNamesrv(msgspec.Struct, rename="camel"):
+    topic: str
+    cluster_name: str | None = None
+
+
+class RegisterTopic(msgspec.Struct, rename="camel"):
+    topic: str
+
+
+class GetTopicsByCluster(msgspec.Struct, rename="camel"):
+    cluster: str
+
+
+class GetBrokerMemberGroup(msgspec.Struct, rename="camel"):
+    cluster_name: str
+    broker_name: str
