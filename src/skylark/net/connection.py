@@ -1,7 +1,7 @@
 """One TCP connection that speaks frames, in both directions: it answers the peer's requests and sends its own.
 
-A handler takes a request and the connection it came on. It returns the response, or None (the peer gets no answer), or an
-awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for is
+A handler takes a request and the connection it came on. It returns the response, or None (the peer gets no answer), or
+an awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for is
 cancelled when the connection closes.
 
 Back-pressure: a peer that does not read its answers, or that has too many requests waiting, is not read from.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING_REQUESTS: Final = 16_384
 _MAX_OPAQUE: Final = 0x7FFFFFFF
 
-Handler = Callable[[Frame, "Connection"], "Frame | None | Awaitable[Frame | None]"]
+Handler = Callable[[Frame, "Connection"], "Frame | Awaitable[Frame | None] | None"]
 Handlers = Mapping[int, Handler]
 
 
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         handler = self._handlers.get(request.code)
         if handler is None:
             log.info("%r asked for request code %d, which is not supported", self, request.code)
-            answer: Frame | None | Awaitable[Frame | None] = request.reply(
+            answer: Frame | Awaitable[Frame | None] | None = request.reply(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
             )
         else:

@@ -30,7 +30,8 @@ RESPONSE_FLAG: Final = 1
 ONEWAY_FLAG: Final = 2
 
 LANGUAGES: Final = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS",
+    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY",
+    "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS",
 )  # fmt: skip
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 _OTHER: Final = LANGUAGES.index("OTHER")
@@ -179,15 +180,11 @@ def _decode_json_header(header: bytes, body: bytes) -> Frame:
 
 
 def _decode_loose_json_header(header: bytes, body: bytes) -> Frame:
-    """The same for clients that write field values as numbers or null: every value becomes a string, null is left out."""
+    """The same for clients that write values as numbers or null: every value becomes a string, null is left out."""
     try:
         h = _decode_loose_json(header)
         given = h.get("extFields") or {}
-        fields = {
-            key: value if isinstance(value, str) else _as_text(value)
-            for key, value in given.items()
-            if value is not None
-        }
+        fields = {k: v if isinstance(v, str) else _as_text(v) for k, v in given.items() if v is not None}
         strict = {key: value for key, value in h.items() if key != "extFields" and value is not None}
         typed = msgspec.convert(strict, _JsonHeader, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as e:
@@ -219,7 +216,7 @@ def _decode_binary_header(data: bytes, position: int, stop: int, body: bytes) ->
 
 
 def _decode_fields(data: bytes, position: int, stop: int) -> dict[str, str]:
-    # Most fields on the hot path (SEND_MESSAGE_V2) have keys of one letter: their key and both lengths are read in one go.
+    # Fields on the hot path (SEND_MESSAGE_V2) have keys of one letter: their key and both lengths are read in one go.
     fields = {}
     unpack = _ONE_LETTER_FIELD.unpack_from
     while position < stop:
@@ -257,7 +254,7 @@ def _encode_json_header(frame: Frame) -> bytes:
 
 def _encode_binary_header(frame: Frame) -> bytes:
     remark = frame.remark.encode() if frame.remark else b""
-    parts = []
+    parts: list[bytes] = []
     size = 0
     for key, value in frame.fields.items():
         k, v = key.encode(), value.encode()

@@ -46,12 +46,6 @@ def _text(value: object) -> str:
 # Requests to a broker.
 
 
-_SEND_V2_NAMES = dict(
-    producer_group="a", topic="b", default_topic="c", default_topic_queue_nums="d", queue_id="e", sys_flag="f",
-    born_timestamp="g", flag="h", properties="i", reconsume_times="j", unit_mode="k", max_reconsume_times="l", batch="m",
-)  # fmt: skip
-
-
 class SendMessage(msgspec.Struct, rename="camel"):
     producer_group: str
     topic: str
@@ -68,8 +62,22 @@ class SendMessage(msgspec.Struct, rename="camel"):
     max_reconsume_times: int | None = None
 
 
-class SendMessageV2(SendMessage, rename=_SEND_V2_NAMES):
+class SendMessageV2(msgspec.Struct):
     """The same fields under one-letter names, which is what today's clients send."""
+
+    producer_group: str = msgspec.field(name="a")
+    topic: str = msgspec.field(name="b")
+    default_topic: str = msgspec.field(name="c")
+    default_topic_queue_nums: int = msgspec.field(name="d")
+    queue_id: int = msgspec.field(name="e")
+    sys_flag: int = msgspec.field(name="f")
+    born_timestamp: int = msgspec.field(name="g")
+    flag: int = msgspec.field(name="h")
+    properties: str | None = msgspec.field(default=None, name="i")
+    reconsume_times: int | None = msgspec.field(default=None, name="j")
+    unit_mode: bool | None = msgspec.field(default=None, name="k")
+    batch: bool | None = msgspec.field(default=None, name="m")
+    max_reconsume_times: int | None = msgspec.field(default=None, name="l")
 
 
 class PullMessage(msgspec.Struct, rename="camel"):
