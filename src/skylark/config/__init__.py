@@ -1,0 +1,1 @@
+"""Configuration files: Apache's `.properties` format and the keys that Apache RocketMQ knows."""

@@ -1,0 +1,186 @@
+"""What a broker can be told: the keys of Apache's `broker.conf` that Skylark honours, with Apache 5.5.0's defaults.
+
+Apache spreads these over BrokerConfig, MessageStoreConfig and NettyServerConfig, but reads all of them from one file;
+here they are one record. Three defaults differ: `storePathRootDir` is `./data`, not `~/store`, so that nothing is
+written outside the directory the server was started in; `listenPort` is 10911, which Apache's start script sets; an
+empty `brokerIP1` means the address that the broker was told to listen on, if that is a concrete one.
+"""
+
+import enum
+import logging
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, field
+
+from skylark.config import properties
+from skylark.config.apache_keys import BROKER_KEYS
+from skylark.config.properties import ConfigError
+
+log = logging.getLogger(__name__)
+
+_INT_MAX = 2**31 - 1
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1, le=_INT_MAX)]
+Millis = Annotated[int, Meta(ge=1, le=_INT_MAX)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
+Word = Annotated[str, Meta(pattern=r"^\S+$", description="a name without blanks")]
+Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
+Addresses = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?:[^;\s]+:\d{1,5}(?:;[^;\s]+:\d{1,5})*;?)?$",
+        description="host:port, several separated by a semicolon",
+    ),
+]
+
+
+class FlushDiskType(enum.StrEnum):
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(enum.StrEnum):
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+def _host_name() -> str:
+    return socket.gethostname() or "DEFAULT_BROKER"
+
+
+class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
+    """One broker's settings. Mutable, because operators change some while it runs (`UPDATABLE_KEYS`)."""
+
+    # Who this broker is and where it is found
+    broker_cluster_name: Word = "DefaultCluster"
+    broker_name: Word = field(default_factory=_host_name)
+    broker_id: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
+    broker_ip1: Host = field(default="", name="brokerIP1")
+    broker_ip2: Host = field(default="", name="brokerIP2")
+    bind_address: Host = "0.0.0.0"
+    listen_port: Port = 10911
+    ha_listen_port: Annotated[int, Meta(ge=0, le=65535, description="a port, or 0 for listenPort + 1")] = 0
+    namesrv_addr: Addresses = ""
+    register_name_server_period: Annotated[int, Meta(ge=1000, le=60_000)] = 30_000
+    register_broker_timeout_mills: Millis = 24_000
+    force_register: bool = True
+    region_id: Word = "DefaultRegion"
+
+    # Topics and groups
+    broker_permission: Annotated[int, Meta(ge=0, le=7, description="2 (write), 4 (read), 6 (both) or 0 (neither)")] = 6
+    default_topic_queue_nums: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    cluster_topic_enable: bool = True
+    broker_topic_enable: bool = True
+    trace_topic_enable: bool = False
+    msg_trace_topic_name: Word = "RMQ_SYS_TRACE_TOPIC"
+
+    # Sending
+    max_message_size: Annotated[int, Meta(ge=1, le=16 << 20)] = 4 << 20
+    reject_transaction_message: bool = False
+    message_delay_level: Annotated[
+        str,
+        Meta(pattern=r"^\d+[smhd](?: +\d+[smhd])*$", description="delays separated by blanks, such as 1s 5s 10m 2h"),
+    ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    flush_delay_offset_interval: Millis = 10_000
+    sync_flush_timeout: Millis = 5_000
+
+    # Pulling
+    long_polling_enable: bool = True
+    short_polling_time_mills: Millis = 1_000
+    slave_read_enable: bool = False
+    access_message_in_memory_max_ratio: Percent = 40
+    max_transfer_bytes_on_message_in_memory: Count = 256 << 10
+    max_transfer_count_on_message_in_memory: Count = 32
+    max_transfer_bytes_on_message_in_disk: Count = 64 << 10
+    max_transfer_count_on_message_in_disk: Count = 8
+    enable_property_filter: bool = False
+    default_query_max_num: Count = 32
+
+    # Clients and offsets
+    notify_consumer_ids_changed_enable: bool = True
+    channel_expired_timeout: Millis = 120_000
+    server_channel_max_idle_time_seconds: Count = 120
+    flush_consumer_offset_interval: Millis = 5_000
+    use_server_side_reset_offset: bool = True
+
+    # The store
+    store_path_root_dir: Annotated[str, Meta(min_length=1, description="a directory")] = "./data"
+    store_path_commit_log: Annotated[
+        str, Meta(description="a directory, or nothing for commitlog below storePathRootDir")
+    ] = ""
+    mapped_file_size_commit_log: Annotated[int, Meta(ge=4096, le=_INT_MAX)] = 1 << 30
+    mapped_file_size_consume_queue: Annotated[int, Meta(ge=20, le=_INT_MAX)] = 300_000 * 20
+    flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+    flush_interval_commit_log: Millis = 500
+    delete_when: Annotated[
+        str,
+        Meta(
+            pattern=r"^(?:[01]\d|2[0-3])(?:;(?:[01]\d|2[0-3]))*$",
+            description="hours of the day from 00 to 23, several separated by a semicolon",
+        ),
+    ] = "04"
+    file_reserved_time: Count = 72
+    disk_max_used_space_ratio: Annotated[int, Meta(ge=10, le=95)] = 75
+    message_index_enable: bool = True
+    max_hash_slot_num: Count = 5_000_000
+    max_index_num: Count = 20_000_000
+    max_msgs_num_batch: Count = 64
+
+
+# What an operator may change while the broker runs. Paths, addresses and identity are not in it: whoever can send a
+# request could otherwise make the broker write files of their choice.
+UPDATABLE_KEYS = frozenset(
+    """
+    accessMessageInMemoryMaxRatio autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission
+    defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enablePropertyFilter fileReservedTime
+    longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
+    maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
+    rejectTransactionMessage shortPollingTimeMills slaveReadEnable traceTopicEnable useServerSideResetOffset
+    """.split()
+)
+
+# Apache's settings that promise something Skylark cannot keep yet. Ignoring one of these would leave its owner with a
+# broker that is less safe than the file says, so any value but the harmless one is refused.
+_HARMLESS_VALUES = {
+    "aclEnable": "false",
+    "authenticationEnabled": "false",
+    "authorizationEnabled": "false",
+    "allAckInSyncStateSet": "false",
+    "enableControllerMode": "false",
+    "enableDLegerCommitLog": "false",
+    "inSyncReplicas": "1",
+    "minInSyncReplicas": "1",
+    "storeType": "default",
+    "useTLS": "false",
+}
+
+
+def load(path: Path) -> BrokerConfig:
+    """The settings in the `.properties` file at `path`."""
+    return from_mapping(properties.read(path), source=str(path))
+
+
+def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
+    """The settings in `mapping`; raises `ConfigError` for what cannot be, warns about what has no effect."""
+    for key, harmless in _HARMLESS_VALUES.items():
+        value = mapping.get(key, harmless).strip()
+        if value.lower() != harmless:
+            raise ConfigError(f"{source}: {key}={value!r} is not supported yet: expected {harmless}")
+    effective = {key: value for key, value in mapping.items() if key not in _HARMLESS_VALUES}
+    config = properties.bind(BrokerConfig, effective, source=source, ignored=BROKER_KEYS)
+    if config.broker_role is BrokerRole.SLAVE:
+        raise ConfigError(f"{source}: brokerRole='SLAVE' is not supported yet: expected ASYNC_MASTER or SYNC_MASTER")
+    if config.broker_id != 0:
+        # Apache does the same: a master's id is 0, whatever the file says.
+        log.warning("%s: brokerId=%d is taken as 0, the id of a master", source, config.broker_id)
+        config.broker_id = 0
+    return config
