@@ -1,8 +1,8 @@
 """One TCP connection that speaks frames, in both directions: it answers the peer's requests and sends its own.
 
 A handler takes a request and the connection it came on. It returns the response, or None (the peer gets no answer), or
-an awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for is
-cancelled when the connection closes.
+an awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for
+is cancelled when the connection closes.
 
 Back-pressure: a peer that does not read its answers, or that has too many requests waiting, is not read from.
 """
