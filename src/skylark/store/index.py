@@ -1,0 +1,446 @@
+"""Finds messages by key: Apache's index files, byte for byte.
+
+A file is a chained hash table of fixed size, named by the local time of its creation (yyyyMMddHHmmssSSS):
+
+    header   40 bytes   begin timestamp ms (8), end timestamp ms (8), begin log offset (8), end log offset (8),
+                        slots in use (4), next entry number (4)
+    slots    4 each     number of the newest entry whose hash falls into this slot, 0 when there is none
+    entries  20 each    key hash (4), log offset (8), seconds since the begin timestamp (4), previous entry (4)
+
+All integers are big-endian. Entries are numbered from 1 (number 0 means "none" and its 20 bytes stay unused), so a file
+for N entries holds N - 1. The hash is that of "topic#key"; what shall be found by tag is put under the key "T#tags".
+
+Invariants:
+- entries are in the order of the log, a chain leads to ever smaller entry numbers, and an entry never changes;
+- an entry is written before the slot that points to it, and the header comes last;
+- no byte is written through the mapping before the disk space under it was reserved: a full disk raises OSError(ENOSPC)
+  in `put` instead of killing the process with SIGBUS. The message itself is then safe in the log: the caller goes on
+  without its keys and puts again, from `next_log_offset` on, when there is space;
+- the event loop's thread calls everything but `flush`, which belongs to the flush thread.
+
+The index is derived from the log. After a crash `recover` keeps what was known to be on disk, and the caller dispatches
+the log again from the offset that it returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+HEADER = struct.Struct(">qqqqii")
+ENTRY = struct.Struct(">iqii")
+SLOT = struct.Struct(">i")
+_HASH_AND_OFFSET = struct.Struct(">iq8x")
+_read_slot = SLOT.unpack_from
+_write_slot = SLOT.pack_into
+_write_entry = ENTRY.pack_into
+_write_header = HEADER.pack_into
+
+_FIRST_ENTRY = 1
+_RESERVE_BYTES = 4 << 20
+_SCAN_ENTRIES = 1 << 15
+_MAX_SECONDS = 0x7FFF_FFFF
+# A chain of one hot tag can be as long as the file; a query must not stop the event loop for seconds because of it.
+_MAX_CHAIN_STEPS = 500_000
+
+_POWER_COUNT = 64
+_POWERS = [tuple(pow(31, count - 1 - i, 1 << 32) for i in range(count)) for count in range(_POWER_COUNT + 1)]
+
+
+class BadIndexFile(Exception):
+    """An index file does not have the size that the configured numbers of slots and entries give."""
+
+
+def _extend_hash(seed: int, text: str) -> int:
+    """Java's hash code, modulo 2**32, of a string that ends in `text` and whose part before it hashes to `seed`."""
+    units: Sequence[int]
+    if text.isascii():
+        units = text.encode()
+    else:
+        raw = text.encode("utf-16-be", "surrogatepass")
+        units = struct.unpack(f">{len(raw) // 2}H", raw)
+    for start in range(0, len(units), _POWER_COUNT):
+        chunk = units[start : start + _POWER_COUNT]
+        count = len(chunk)
+        seed = (seed * pow(31, count, 1 << 32) + sum(map(mul, chunk, _POWERS[count]))) & 0xFFFF_FFFF
+    return seed
+
+
+@lru_cache(maxsize=4096)
+def _topic_hash(topic: str) -> int:
+    return _extend_hash(0, topic + "#")
+
+
+@lru_cache(maxsize=8192)
+def _head_hash(topic: str, head: str) -> int:
+    return _extend_hash(_topic_hash(topic), head)
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The non-negative hash under which Apache files "topic#key".
+
+    >>> key_hash("TopicTest", "order-1")
+    1829193424
+    """
+    tail = key[-4:]
+    if len(tail) == 4 and tail.isascii():
+        # Unique keys of one client differ in their last four characters within a millisecond: the rest is cached.
+        a, b, c, d = tail.encode()
+        code = (_head_hash(topic, key[:-4]) * 923_521 + a * 29_791 + b * 961 + c * 31 + d) & 0xFFFF_FFFF
+    else:
+        code = _extend_hash(_topic_hash(topic), key)
+    if code < 0x8000_0000:
+        return code
+    # Java's Math.abs has no positive answer for the smallest int; Apache then takes 0.
+    return 0 if code == 0x8000_0000 else 0x1_0000_0000 - code
+
+
+class IndexFile:
+    """One mapped file. The header is kept in attributes and written through after each message."""
+
+    def __init__(self, path: Path, slots: int, entries: int) -> None:
+        self.path = path
+        self.slots = slots
+        self.entries = entries
+        self.entries_at = HEADER.size + slots * SLOT.size
+        self.size_bytes = self.entries_at + entries * ENTRY.size
+        self.sealed_on_disk = False
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(self.fd).st_size
+            if size == 0:
+                os.ftruncate(self.fd, self.size_bytes)
+            elif size != self.size_bytes:
+                raise BadIndexFile(
+                    f"{path} has {size} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} need"
+                    f" {self.size_bytes}: restore the settings it was written with, or remove the file"
+                )
+            self.map = mmap.mmap(self.fd, self.size_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        begin_ms, end_ms, begin_offset, end_offset, used_slots, count = HEADER.unpack_from(self.map)
+        self.begin_ms: int = begin_ms
+        self.end_ms: int = end_ms
+        self.begin_offset: int = begin_offset
+        self.end_offset: int = end_offset
+        self.used_slots: int = used_slots
+        self.count: int = min(max(count, _FIRST_ENTRY), entries)
+        # Entries below this number have disk space under them; nothing is assumed about a file that was found.
+        self.reserved = _FIRST_ENTRY
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self.entries
+
+    @property
+    def empty(self) -> bool:
+        return self.count <= _FIRST_ENTRY
+
+    def reserve(self) -> None:
+        """Takes disk space for the next entries, and once for header and slots. Raises OSError when there is none."""
+        if self.reserved <= _FIRST_ENTRY:
+            os.posix_fallocate(self.fd, 0, self.entries_at)
+        start = self.entries_at + self.count * ENTRY.size
+        length = min(_RESERVE_BYTES, self.size_bytes - start)
+        os.posix_fallocate(self.fd, start, length)
+        self.reserved = self.count + length // ENTRY.size
+
+    def put(self, code: int, log_offset: int, store_timestamp_ms: int) -> None:
+        """Adds an entry; the caller made sure of space and writes the header when the message's last key is in."""
+        number = self.count
+        pages = self.map
+        slot_at = 40 + code % self.slots * 4
+        (previous,) = _read_slot(pages, slot_at)
+        if not 0 < previous < number:
+            previous = 0
+            self.used_slots += 1
+        seconds = (store_timestamp_ms - self.begin_ms) // 1000 if self.begin_ms > 0 else 0
+        if not 0 <= seconds <= _MAX_SECONDS:
+            seconds = 0 if seconds < 0 else _MAX_SECONDS
+        _write_entry(pages, self.entries_at + number * 20, code, log_offset, seconds, previous)
+        _write_slot(pages, slot_at, number)
+        if number <= _FIRST_ENTRY:
+            self.begin_offset = log_offset
+            self.begin_ms = store_timestamp_ms
+        self.end_offset = log_offset
+        self.end_ms = store_timestamp_ms
+        self.count = number + 1
+
+    def write_header(self) -> None:
+        _write_header(
+            self.map, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count
+        )
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        return begin_ms <= self.end_ms and end_ms >= self.begin_ms
+
+    def select(self, code: int, max_count: int, begin_ms: int, end_ms: int, found: list[int]) -> None:
+        """Adds to `found`, newest first, the log offsets filed under this hash in this span of time."""
+        (number,) = SLOT.unpack_from(self.map, HEADER.size + code % self.slots * 4)
+        upper = self.count
+        for _ in range(_MAX_CHAIN_STEPS):
+            # Only ever downwards: a damaged chain ends, it never loops.
+            if not 0 < number < upper or len(found) >= max_count:
+                return
+            entry_code, log_offset, seconds, previous = ENTRY.unpack_from(self.map, self.entries_at + number * 20)
+            time_ms = self.begin_ms + seconds * 1000
+            if entry_code == code and begin_ms <= time_ms <= end_ms:
+                found.append(log_offset)
+            if seconds < 0 or time_ms < begin_ms:
+                return
+            upper, number = number, previous
+        log.warning("gave up a key lookup in %s after %d entries with the same hash slot", self.path, _MAX_CHAIN_STEPS)
+
+    def cut(self, log_offset: int) -> None:
+        """Keeps the leading entries that are whole and below `log_offset`, and builds the slots again from them.
+
+        Nothing but the entries is trusted: after a power loss any page beyond the last flush may be old or new, and
+        zeros (a page that never reached the disk) show as an offset that goes back.
+        """
+        heads = array("i", bytes(self.slots * 4))
+        kept, last, used = _FIRST_ENTRY, 0, 0
+        while kept < self.count:
+            start = self.entries_at + kept * ENTRY.size
+            stop = min(start + _SCAN_ENTRIES * ENTRY.size, self.entries_at + self.count * ENTRY.size)
+            expected = kept + (stop - start) // ENTRY.size
+            for code, offset in _HASH_AND_OFFSET.iter_unpack(self.map[start:stop]):
+                if not last <= offset < log_offset or code < 0:
+                    break
+                slot = code % self.slots
+                used += not heads[slot]
+                heads[slot] = kept
+                last = offset
+                kept += 1
+            if kept < expected:
+                break
+        if struct.pack("=i", 1) != SLOT.pack(1):
+            heads.byteswap()
+        self.map[HEADER.size : self.entries_at] = heads.tobytes()
+        if kept > _FIRST_ENTRY:
+            _, _, seconds, _ = ENTRY.unpack_from(self.map, self.entries_at + (kept - 1) * ENTRY.size)
+            # The exact millisecond of an entry is not stored; its second is.
+            self.end_ms = min(self.end_ms, self.begin_ms + seconds * 1000 + 999)
+        self.end_offset, self.used_slots, self.count = last, used, kept
+        self.write_header()
+
+    def slots_point_past_end(self) -> bool:
+        """Whether a put was interrupted between its slot and the header."""
+        heads = array("i", self.map[HEADER.size : self.entries_at])
+        if struct.pack("=i", 1) != SLOT.pack(1):
+            heads.byteswap()
+        return max(heads, default=0) >= self.count
+
+    def close(self) -> None:
+        self.map.close()
+        os.close(self.fd)
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink()
+
+
+class IndexService:
+    """The index files of a store. See the module's docstring for what the caller does when `put` raises."""
+
+    def __init__(self, directory: Path, slots: int, entries: int) -> None:
+        if slots < 1 or entries < 2:
+            raise ValueError(f"an index needs at least 1 slot and 2 entries, not {slots} and {entries}")
+        self._directory = directory
+        self._slots = slots
+        self._entries = entries
+        self._files: list[IndexFile] = []
+        self._files_lock = threading.Lock()
+        self._sync_failed = False
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in sorted(directory.iterdir()):
+            if path.name.isdigit() and path.is_file():
+                self._load(path)
+        self._next_log_offset = self._indexed_end()
+        self._durable_log_offset = self._next_log_offset
+        self._sealed_timestamp_ms = 0
+
+    def _load(self, path: Path) -> None:
+        if path.stat().st_size == 0:
+            # The process stopped between creating the file and giving it its size.
+            path.unlink()
+            return
+        try:
+            self._files.append(IndexFile(path, self._slots, self._entries))
+        except BaseException:
+            for file in self._files:
+                file.close()
+            raise
+
+    def _indexed_end(self) -> int:
+        return next((file.end_offset + 1 for file in reversed(self._files) if not file.empty), 0)
+
+    @property
+    def last_log_offset(self) -> int:
+        """Log offset of the newest indexed message, as Apache reports it in the answer to a query."""
+        return self._files[-1].end_offset if self._files else 0
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """Store time of the newest indexed message, as Apache reports it in the answer to a query."""
+        return self._files[-1].end_ms if self._files else 0
+
+    @property
+    def next_log_offset(self) -> int:
+        """Every message that starts below this log offset has been put; `put` ignores it when it comes again."""
+        return self._next_log_offset
+
+    @property
+    def durable_log_offset(self) -> int:
+        """Everything put below this log offset survives a power loss. Belongs into the checkpoint."""
+        return self._durable_log_offset
+
+    @property
+    def sealed_timestamp_ms(self) -> int:
+        """End time of the newest full file that `flush` brought to disk, 0 before the first. Belongs into the
+        checkpoint: Apache trusts, after a crash, the files that end no later than this."""
+        return self._sealed_timestamp_ms
+
+    def put(self, topic: str, keys: Sequence[str], log_offset: int, store_timestamp_ms: int) -> None:
+        """Files the message at `log_offset` under each of its keys (without keys: only notes that it was seen).
+
+        Raises OSError when the disk has no space for it. Some of the keys may have been filed by then.
+        """
+        if log_offset < self._next_log_offset:
+            return
+        if keys:
+            file = self._files[-1] if self._files else self._with_space(store_timestamp_ms)
+            for key in keys:
+                if file.count >= file.reserved:
+                    file = self._with_space(store_timestamp_ms)
+                file.put(key_hash(topic, key), log_offset, store_timestamp_ms)
+            file.write_header()
+        self._next_log_offset = log_offset + 1
+
+    def _with_space(self, now_ms: int) -> IndexFile:
+        """The last file, or a new one after it, with disk space for at least one more entry."""
+        last = self._files[-1] if self._files else None
+        if last is not None:
+            last.write_header()
+            if not last.full:
+                last.reserve()
+                return last
+        file = IndexFile(self._directory / self._new_name(now_ms), self._slots, self._entries)
+        try:
+            file.reserve()
+        except OSError:
+            file.delete()
+            raise
+        if last is not None:
+            file.begin_offset = file.end_offset = last.end_offset
+            file.begin_ms = file.end_ms = last.end_ms
+        with self._files_lock:
+            self._files.append(file)
+        return file
+
+    def _new_name(self, now_ms: int) -> str:
+        seconds, millis = divmod(now_ms, 1000)
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{millis:03d}"
+        if self._files and name <= self._files[-1].path.name:
+            # The files are sorted by name when they are loaded, whatever the clock has done in between.
+            name = f"{int(self._files[-1].path.name) + 1:017d}"
+        return name
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets, newest first, of messages that may have this key: only the hash was compared."""
+        found: list[int] = []
+        code = key_hash(topic, key)
+        for file in reversed(self._files):
+            if not file.empty and file.overlaps(begin_ms, end_ms):
+                file.select(code, max_count, begin_ms, end_ms, found)
+            if len(found) >= max_count or file.begin_ms < begin_ms:
+                break
+        return found
+
+    def flush(self) -> None:
+        """Brings all files to disk; a full file only once. For the flush thread; blocks. Raises OSError.
+
+        Slots are hit at random, so each flush may write the whole slot table (20 MB): every 10 s is often enough, the
+        only price is a longer `recover`.
+        """
+        with self._files_lock:
+            end = self._next_log_offset
+            # Copies of the descriptors: the event loop may delete a file meanwhile.
+            pending = [(file, file.full, os.dup(file.fd)) for file in self._files if not file.sealed_on_disk]
+        failure: OSError | None = None
+        for file, full, fd in pending:
+            try:
+                if failure is None:
+                    os.fdatasync(fd)
+                    if full:
+                        file.sealed_on_disk = True
+                        self._sealed_timestamp_ms = file.end_ms
+            except OSError as error:
+                failure = error
+            finally:
+                os.close(fd)
+        if failure is not None:
+            # The kernel drops the pages that it failed to write: no later success says anything about them.
+            self._sync_failed = True
+            raise failure
+        if not self._sync_failed:
+            self._durable_log_offset = end
+
+    def recover(self, index_ms: int, durable_log_offset: int, log_end_offset: int) -> int:
+        """After a crash: keeps what is known to be whole, returns the log offset to dispatch again from.
+
+        A file that ends no later than `index_ms` is kept as Apache keeps it; of the others what lies below
+        `durable_log_offset`. Nothing at or beyond `log_end_offset`, the end of the recovered log, stays.
+        """
+        sealed_end = next((f.end_offset + 1 for f in reversed(self._files) if not f.empty and f.end_ms <= index_ms), 0)
+        return self.truncate_from(min(max(durable_log_offset, sealed_end), log_end_offset))
+
+    def truncate_from(self, log_offset: int) -> int:
+        """Drops the entries of all messages at and after `log_offset`. Returns the new `next_log_offset`."""
+        while self._files:
+            file = self._files[-1]
+            if not file.empty and (file.end_offset >= log_offset or file.slots_point_past_end()):
+                file.reserve()
+                file.cut(log_offset)
+                file.sealed_on_disk = False
+            if not file.empty:
+                break
+            with self._files_lock:
+                self._files.pop()
+            file.delete()
+        self._next_log_offset = self._indexed_end()
+        self._durable_log_offset = min(self._durable_log_offset, self._next_log_offset)
+        return self._next_log_offset
+
+    def delete_before(self, log_min_offset: int) -> int:
+        """Deletes the files all of whose messages are gone from the log, but never the last. Returns how many."""
+        deleted = 0
+        while len(self._files) > 1 and self._files[0].end_offset < log_min_offset:
+            with self._files_lock:
+                file = self._files.pop(0)
+            file.delete()
+            deleted += 1
+        return deleted
+
+    def close(self) -> None:
+        """Flushes and closes. Raises OSError, with everything closed, when the flush failed or an earlier one had."""
+        try:
+            self.flush()
+        finally:
+            with self._files_lock:
+                files, self._files = self._files, []
+            for file in files:
+                file.close()
+        if self._sync_failed:
+            raise OSError("an earlier flush of the index failed, its files are not to be trusted")
