@@ -1,0 +1,1 @@
+"""The `skylark` command, a module per command family."""

@@ -1,0 +1,70 @@
+# Needs Python 3.11 or newer and make; everything else goes into .venv, pinned by hash.
+#
+#   make up      start a name server (9876) and a broker (10911), messages in ./data
+#   make test    everything: lint, types, unit tests, and Apache's own clients against Skylark
+#   make help    the rest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup-done
+# Told apart from the Python in .venv, which may be on the PATH.
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.14 python; do \
+	path=$$(command -v $$name 2>/dev/null) || continue; \
+	"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$path"; break; }; done)
+ARGS ?=
+
+.PHONY: help setup up test interop lint format unit bench lock clean
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(SETUP) ## create .venv with everything in it
+
+$(SETUP): pyproject.toml requirements/dev.txt
+	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	@if ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "make: $(PYTHON) cannot create a virtual environment; install its venv module (Debian: python3-venv)" >&2; exit 1; fi
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+up: $(SETUP) ## start name server and broker; options in ARGS="--broker-port 0"
+	@exec $(BIN)/skylark up $(ARGS)
+
+test: lint interop ## everything that must pass
+	$(BIN)/python -m pytest $(ARGS)
+
+interop: $(SETUP) ## fetch Apache's clients and server for the tests that use them
+	$(BIN)/python tools/interop_setup.py
+
+lint: $(SETUP) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(SETUP) ## put the code into the common format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: $(SETUP) ## the fast tests, without Apache's clients
+	$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
+
+bench: interop ## side by side with Apache RocketMQ
+	$(BIN)/python -m bench $(ARGS)
+
+lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
+	$(PYTHON) -m venv .cache/lock
+	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	compile() { .cache/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate "$$@"; }; \
+	compile pyproject.toml -o requirements/runtime.txt; \
+	compile pyproject.toml requirements/build.in --extra dev -c requirements/runtime.txt -o requirements/dev.txt
+
+clean: ## remove what was made, but not ./data
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

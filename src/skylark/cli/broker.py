@@ -1,0 +1,97 @@
+"""`skylark broker`: a broker by itself, for one or more name servers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skylark.cli import options
+from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+
+if TYPE_CHECKING:
+    from skylark.broker.config import BrokerConfig
+
+
+def broker(
+    config: options.ConfigFile = None,
+    namesrv: Annotated[
+        str | None,
+        typer.Option(
+            "-n", "--namesrv", metavar="HOST:PORT[;HOST:PORT]", help="Name servers; else NAMESRV_ADDR is used."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.", show_default="10911"),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="./data")
+    ] = None,
+    advertise: options.Advertise = None,
+    print_config: Annotated[
+        bool, typer.Option("-p", "--print-config", help="Print the effective settings and exit.")
+    ] = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Start a broker: it keeps messages and registers its topics with the name servers.
+
+    It reads Apache's broker.conf. Options go before the file, the file before NAMESRV_ADDR.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark broker -n 127.0.0.1:9876[/cyan]  with the defaults
+
+    [cyan]skylark broker -c broker.conf -n "10.0.0.1:9876;10.0.0.2:9876"[/cyan]  two name servers; mind the quotes
+
+    [cyan]skylark broker -c broker.conf -p[/cyan]  what the file comes to, without starting
+    """
+    from skylark.config.properties import render
+
+    log_to_stderr(verbose=verbose)
+    effective = _effective_config(config, namesrv)
+    if host is not None:
+        effective.bind_address = host
+    if port is not None:
+        effective.listen_port = port
+    if store is not None:
+        effective.store_path_root_dir = str(store)
+    if advertise is not None:
+        effective.broker_ip1 = effective.broker_ip2 = advertise
+    if print_config:
+        print(render(effective), end="")
+        return
+    writable_directory(Path(effective.store_path_root_dir), "the store")
+    run(lambda: _serve(effective))
+
+
+def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig":
+    import os
+
+    from skylark.broker.config import from_mapping
+    from skylark.config import properties
+
+    mapping = properties.read(config) if config else {}
+    effective = from_mapping(mapping, source=str(config or "defaults"))
+    given, source = (namesrv, "-n") if namesrv is not None else (os.environ.get("NAMESRV_ADDR"), "NAMESRV_ADDR")
+    if given is not None and (namesrv is not None or not effective.namesrv_addr):
+        properties.update(effective, {"namesrvAddr": given}, allowed={"namesrvAddr"}, source=source)
+    return effective
+
+
+async def _serve(config: "BrokerConfig") -> None:
+    from skylark.broker.app import Broker
+
+    async with Running() as running:
+        bound = await running.start(
+            Broker(config), "broker", config.bind_address, config.listen_port, "another with --port"
+        )
+        where = address(reachable(config.bind_address, config.broker_ip1), bound)
+        registered = (
+            f"registers with {config.namesrv_addr}" if config.namesrv_addr else "registers nowhere: no -n given"
+        )
+        print(f"Broker {config.broker_name} in {config.broker_cluster_name} on {where}, {registered}")
+        print(f"ready broker={where}", flush=True)
+        await running.until_told_to_stop()

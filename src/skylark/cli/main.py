@@ -1,0 +1,69 @@
+"""The entry point of the `skylark` command.
+
+Whatever the user can put right ends in one line on stderr, `skylark: ...`, and a non-zero exit code: 2 for a command
+line that makes no sense, 1 for the rest. A traceback means a defect in Skylark.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from skylark.cli.broker import broker
+from skylark.cli.namesrv import namesrv
+from skylark.cli.serving import Failure
+from skylark.cli.up import up
+from skylark.config.properties import ConfigError
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(up)
+app.command()(namesrv)
+app.command()(broker)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"skylark {version('skylark-mq')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def skylark(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Skylark is Apache RocketMQ rebuilt in Python: name server and broker that RocketMQ's clients and tools work with.
+
+    Start with [cyan]skylark up[/cyan], then point any RocketMQ client at 127.0.0.1:9876.
+    Each command explains itself: [cyan]skylark up --help[/cyan].
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> None:
+    try:
+        code = app(prog_name="skylark", standalone_mode=False)
+    except (Failure, ConfigError) as error:
+        _fail(str(error), 1)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "skylark"
+        _fail(f"{error.format_message()} (see {command} --help)", error.exit_code)
+    except typer.Abort:
+        _fail("stopped", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str, code: int) -> None:
+    print("skylark:", " ".join(text.split()), file=sys.stderr, flush=True)
+    sys.exit(code)

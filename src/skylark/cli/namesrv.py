@@ -1,0 +1,68 @@
+"""`skylark namesrv`: a name server by itself."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skylark.cli import options
+from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+
+if TYPE_CHECKING:
+    from skylark.nameserver.config import NamesrvConfig
+
+
+def namesrv(
+    config: options.ConfigFile = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "-p", "--port", min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.", show_default="9876"
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the effective settings and exit.")
+    ] = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Start a name server: brokers register with it, clients ask it where a topic lives.
+
+    Name servers know nothing of each other: start two or three, and give every broker and client all
+    of their addresses.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark namesrv[/cyan]  on port 9876 of all addresses
+
+    [cyan]skylark namesrv -c namesrv.conf -p 9877[/cyan]  with settings from Apache's file
+    """
+    from skylark.config.properties import render
+    from skylark.nameserver.config import NamesrvConfig, load
+
+    log_to_stderr(verbose=verbose)
+    effective = load(config) if config else NamesrvConfig()
+    if host is not None:
+        effective.bind_address = host
+    if port is not None:
+        effective.listen_port = port
+    if print_config:
+        print(render(effective), end="")
+        return
+    writable_directory(Path(effective.kv_config_path).parent, "the key-value settings")
+    run(lambda: _serve(effective))
+
+
+async def _serve(config: "NamesrvConfig") -> None:
+    from skylark.nameserver.app import NameServer
+
+    async with Running() as running:
+        bound = await running.start(
+            NameServer(config), "name server", config.bind_address, config.listen_port, "another with -p"
+        )
+        where = address(reachable(config.bind_address), bound)
+        print(f"Name server on {address(config.bind_address, bound)}. Start a broker: skylark broker -n {where}")
+        print(f"ready namesrv={where}", flush=True)
+        await running.until_told_to_stop()

@@ -1,0 +1,153 @@
+"""`skylark up`: a name server and a broker in one process."""
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skylark.cli import options
+from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+
+if TYPE_CHECKING:
+    from skylark.broker.config import BrokerConfig
+    from skylark.nameserver.config import NamesrvConfig
+
+# The name server has nothing to set in a broker's file, so its port is this command's own.
+_NAMESRV_PORT = 9876
+
+
+class Flush(enum.StrEnum):
+    ASYNC = "async"
+    SYNC = "sync"
+
+
+def up(
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 for all.", show_default="127.0.0.1"),
+    ] = None,
+    namesrv_port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the name server; 0 takes a free one.")
+    ] = _NAMESRV_PORT,
+    broker_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Port of the broker; 0 takes a free one.", show_default="10911"
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="./data")
+    ] = None,
+    advertise: options.Advertise = None,
+    flush: Annotated[
+        Flush | None,
+        typer.Option(help="When a send is acknowledged: written (async) or on the disk (sync).", show_default="async"),
+    ] = None,
+    config: options.ConfigFile = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Start a name server and a broker in one process.
+
+    Any RocketMQ client works with it: point it at the name server's address. Stop with Ctrl-C.
+    Options go before what the file given with -c says.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark up[/cyan]  everything on this machine, messages in ./data
+
+    [cyan]skylark up --namesrv-port 0 --broker-port 0[/cyan]  on free ports, for tests
+
+    [cyan]skylark up --host 0.0.0.0 --advertise 192.168.1.20[/cyan]  for clients on other machines
+
+    [cyan]skylark up --flush sync -c broker.conf[/cyan]  acknowledge only what is on the disk
+    """
+    log_to_stderr(verbose=verbose)
+    broker_config = _broker_config(config, host, broker_port, store, advertise, flush)
+    root = writable_directory(Path(broker_config.store_path_root_dir), "the store")
+
+    from skylark.nameserver.config import NamesrvConfig
+
+    namesrv_config = NamesrvConfig(
+        bind_address=broker_config.bind_address,
+        listen_port=namesrv_port,
+        kv_config_path=str(root / "namesrv" / "kvConfig.json"),
+    )
+    run(lambda: _serve(namesrv_config, broker_config))
+
+
+def _broker_config(
+    config: Path | None,
+    host: str | None,
+    port: int | None,
+    store: Path | None,
+    advertise: str | None,
+    flush: Flush | None,
+) -> "BrokerConfig":
+    from skylark.broker.config import FlushDiskType, from_mapping
+    from skylark.config import properties
+
+    mapping = properties.read(config) if config else {}
+    # One command on a laptop should not open a port to the whole network.
+    mapping.setdefault("bindAddress", "127.0.0.1")
+    result = from_mapping(mapping, source=str(config or "defaults"))
+    if host is not None:
+        result.bind_address = host
+    if port is not None:
+        result.listen_port = port
+    if store is not None:
+        result.store_path_root_dir = str(store)
+    if advertise is not None:
+        result.broker_ip1 = result.broker_ip2 = advertise
+    if flush is not None:
+        result.flush_disk_type = FlushDiskType.SYNC_FLUSH if flush is Flush.SYNC else FlushDiskType.ASYNC_FLUSH
+    return result
+
+
+async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig") -> None:
+    from skylark.broker.app import Broker
+    from skylark.nameserver.app import NameServer
+
+    host = broker_config.bind_address
+    advertised = broker_config.broker_ip1
+    async with Running() as running:
+        name_server = NameServer(namesrv_config)
+        namesrv_port = await running.start(
+            name_server, "name server", host, namesrv_config.listen_port, "another with --namesrv-port"
+        )
+        broker_config.namesrv_addr = address(reachable(host), namesrv_port)
+        broker_port = await running.start(
+            Broker(broker_config), "broker", host, broker_config.listen_port, "another with --broker-port"
+        )
+        namesrv_address = address(reachable(host, advertised), namesrv_port)
+        broker_address = address(reachable(host, advertised), broker_port)
+        _greet(namesrv_address, broker_address, broker_config)
+        print(f"ready namesrv={namesrv_address} broker={broker_address}", flush=True)
+        await running.until_told_to_stop()
+
+
+def _greet(namesrv_address: str, broker_address: str, config: "BrokerConfig") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    broker = escape(f"{config.broker_name} in {config.broker_cluster_name}")
+    store = escape(str(Path(config.store_path_root_dir).resolve()))
+    flush = "on the disk" if config.flush_disk_type == "SYNC_FLUSH" else "written"
+    Console(highlight=False, soft_wrap=True).print(
+        f"""[bold]Skylark[/bold] speaks RocketMQ
+
+  name server  [green]{namesrv_address}[/green]
+  broker       [green]{broker_address}[/green]  {broker}
+  store        {store}  a send is acknowledged when {flush}
+
+First message, with Apache's Java client:
+
+  var producer = new DefaultMQProducer("hello");
+  producer.setNamesrvAddr("{namesrv_address}");
+  producer.start();
+  producer.send(new Message("Hello", "it works".getBytes()));
+
+or with Apache's tools: mqadmin sendMessage -n {namesrv_address} -t Hello -p "it works"
+Any other client: use {namesrv_address} as its name server. Stop with Ctrl-C.
+"""
+    )
