@@ -99,7 +99,9 @@ def render(struct: msgspec.Struct) -> str:
     )
 
 
-def update(struct: msgspec.Struct, changes: Mapping[str, str], *, allowed: Collection[str]) -> dict[str, str]:
+def update(
+    struct: msgspec.Struct, changes: Mapping[str, str], *, allowed: Collection[str], source: str = "update"
+) -> dict[str, str]:
     """Set the values of `changes` in `struct`: all of them, or none and a `ConfigError`.
 
     Only keys in `allowed` may change while a server runs. Gives the keys whose value is now another, with that value.
@@ -110,7 +112,7 @@ def update(struct: msgspec.Struct, changes: Mapping[str, str], *, allowed: Colle
         field = fields.get(key)
         if field is None or key not in allowed:
             raise ConfigError(_refusal(key, known=field is not None, allowed=allowed))
-        values[key] = _convert(field, text, "update")
+        values[key] = _convert(field, text, source)
     changed: dict[str, str] = {}
     for key, value in values.items():
         name = fields[key].name
@@ -156,7 +158,9 @@ def _logical_lines(text: str) -> list[str]:
     pending: str | None = None
     for natural in _NEWLINE.split(text):
         line = natural.lstrip(_BLANK)
-        if pending is None and (not line or line[0] in "#!"):
+        # A line that holds nothing but a backslash does not count as begun: what follows may be a comment.
+        if not pending and (not line or line[0] in "#!"):
+            pending = None
             continue
         joined = (pending or "") + line
         # An odd number of trailing backslashes escapes the line end; an even number is escaped backslashes.
@@ -165,7 +169,7 @@ def _logical_lines(text: str) -> list[str]:
         else:
             lines.append(joined)
             pending = None
-    if pending:
+    if pending is not None:
         lines.append(pending)
     return lines
 

@@ -1,0 +1,182 @@
+"""The `.properties` reader against what Java made of the same texts, and binding to typed settings."""
+
+import doctest
+import enum
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta, field
+
+from skylark.config import properties
+from skylark.config.properties import ConfigError, bind, parse, read, render, update
+
+# Each case is a text and what Java 17's Properties.load gave for it; null where it refused the text.
+JAVA_CASES = json.loads((Path(__file__).parent / "java_properties.json").read_text())
+
+
+class Colour(enum.StrEnum):
+    RED = "RED"
+    BLUE = "BLUE"
+
+
+class Settings(msgspec.Struct, rename="camel", kw_only=True):
+    listen_port: Annotated[int, Meta(ge=0, le=65535)] = 10911
+    keep_alive: bool = True
+    colour: Colour = Colour.RED
+    ratio: Annotated[float, Meta(ge=0)] = 0.5
+    broker_ip1: str = field(default="", name="brokerIP1")
+    delete_when: Annotated[str, Meta(pattern=r"^\d\d$", description="an hour such as 04")] = "04"
+
+
+@pytest.mark.parametrize(("text", "expected"), JAVA_CASES)
+def test_reads_what_java_reads(text: str, expected: dict[str, str] | None) -> None:
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"bad escape \\u"):
+            parse(text)
+    else:
+        assert parse(text) == expected
+
+
+def test_reads_an_apache_broker_conf() -> None:
+    text = """
+# Licensed to the ASF
+brokerClusterName = DefaultCluster
+brokerName=broker-a
+namesrvAddr=10.0.0.1:9876;\\
+            10.0.0.2:9876
+storePathRootDir=${user.home}/store
+deleteWhen: 04
+"""
+    assert parse(text) == {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": "broker-a",
+        "namesrvAddr": "10.0.0.1:9876;10.0.0.2:9876",
+        "storePathRootDir": "${user.home}/store",
+        "deleteWhen": "04",
+    }
+
+
+def _escape(text: str) -> str:
+    """Every character as the escape that Java's own writer would be free to use."""
+    units = text.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_escapes_give_back_any_text(mapping: dict[str, str]) -> None:
+    text = "\n".join(f"{_escape(key)}={_escape(value)}" for key, value in mapping.items() if key or value)
+    assert parse(text) == {key: value for key, value in mapping.items() if key or value}
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        result = parse(text)
+    except ConfigError:
+        return
+    for key, value in result.items():
+        (key + value).encode()  # no half of a surrogate pair survives
+
+
+def test_binds_every_kind_of_value() -> None:
+    settings = bind(
+        Settings,
+        {"listenPort": " 0 ", "keepAlive": "FALSE", "colour": "BLUE", "ratio": "1.5", "brokerIP1": "10.0.0.7"},
+        source="x.conf",
+    )
+    assert settings == Settings(listen_port=0, keep_alive=False, colour=Colour.BLUE, ratio=1.5, broker_ip1="10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("listenPort", "70000", "a whole number from 0 to 65535"),
+        ("listenPort", "-1", "a whole number from 0 to 65535"),
+        ("listenPort", "8 0", "a whole number from 0 to 65535"),
+        ("listenPort", "", "a whole number from 0 to 65535"),
+        ("listenPort", "1e3x", "a whole number from 0 to 65535"),
+        ("keepAlive", "yes", "true or false"),
+        ("keepAlive", "1", "true or false"),
+        ("colour", "GREEN", "RED or BLUE"),
+        ("ratio", "-0.1", "a number, 0 or more"),
+        ("deleteWhen", "4", "an hour such as 04"),
+    ],
+)
+def test_a_bad_value_names_file_key_value_and_what_is_allowed(key: str, value: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind(Settings, {key: value}, source="broker.conf")
+    assert str(caught.value) == f"broker.conf: {key}={value!r} is not allowed: expected {allowed}"
+
+
+def test_keys_without_effect_are_warned_about_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    mapping = {"listenport": "1", "timerWheelEnable": "true", "zzz": "1"}
+    with caplog.at_level(logging.WARNING):
+        assert bind(Settings, mapping, source="b.conf", ignored={"timerWheelEnable"}) == Settings()
+    assert [record.getMessage() for record in caplog.records] == [
+        "b.conf: unknown key listenport (did you mean listenPort?)",
+        "b.conf: timerWheelEnable is an Apache RocketMQ setting that Skylark ignores",
+        "b.conf: unknown key zzz",
+    ]
+
+
+def test_what_is_rendered_binds_to_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(keep_alive=False, colour=Colour.BLUE, broker_ip1="10.0.0.7")
+    text = render(settings)
+    assert "keepAlive=false\n" in text
+    assert "brokerIP1=10.0.0.7\n" in text
+    assert bind(Settings, parse(text), source="rendered") == settings
+    assert not caplog.records
+
+
+def test_update_changes_allowed_keys_and_tells_which() -> None:
+    settings = Settings()
+    changed = update(settings, {"listenPort": "1", "keepAlive": "true"}, allowed={"listenPort", "keepAlive"})
+    assert changed == {"listenPort": "1"}
+    assert settings.listen_port == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"listenPort": "1", "brokerIP1": "x"}, "brokerIP1 cannot be changed while the server runs"),
+        ({"listenPort": "1", "listenPrt": "2"}, r"unknown key listenPrt \(did you mean listenPort\?\)"),
+        ({"listenPort": "1", "keepAlive": "perhaps"}, "keepAlive='perhaps' is not allowed: expected true or false"),
+    ],
+)
+def test_an_update_is_all_or_nothing(changes: dict[str, str], message: str) -> None:
+    settings = Settings()
+    with pytest.raises(ConfigError, match=message):
+        update(settings, changes, allowed={"listenPort", "keepAlive"})
+    assert settings == Settings()
+
+
+def test_reads_utf8_and_falls_back_to_what_java_reads(tmp_path: Path) -> None:
+    path = tmp_path / "a.conf"
+    path.write_bytes(b"\xef\xbb\xbfname=" + "Zürich".encode())
+    assert read(path) == {"name": "Zürich"}
+    path.write_bytes("name=Zürich".encode("latin-1"))
+    assert read(path) == {"name": "Zürich"}
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*absent\.conf: No such file or directory"):
+        read(tmp_path / "absent.conf")
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        read(tmp_path)
+    bad = tmp_path / "bad.conf"
+    bad.write_text("a=\\uzzzz")
+    with pytest.raises(ConfigError, match=r"bad\.conf: bad escape \\uzzzz"):
+        read(bad)
+    bad.write_bytes(b"#" * (properties.MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="is this a configuration file"):
+        read(bad)
+
+
+def test_the_example_in_the_module_runs() -> None:
+    assert doctest.testmod(properties).failed == 0

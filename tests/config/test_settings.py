@@ -1,0 +1,128 @@
+"""The settings of broker and name server: Apache's keys, Apache's defaults, documented, and really used."""
+
+import ast
+import logging
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from skylark.broker import config as broker_config
+from skylark.broker.config import BrokerConfig, BrokerRole, FlushDiskType
+from skylark.config.apache_keys import BROKER_KEYS, NAMESRV_KEYS
+from skylark.config.properties import ConfigError, allowed_values, parse, render
+from skylark.nameserver import config as namesrv_config
+from skylark.nameserver.config import NamesrvConfig
+
+ROOT = Path(__file__).parents[2]
+
+RECORDS: list[tuple[type[msgspec.Struct], frozenset[str], frozenset[str]]] = [
+    (BrokerConfig, BROKER_KEYS, broker_config.UPDATABLE_KEYS),
+    (NamesrvConfig, NAMESRV_KEYS, namesrv_config.UPDATABLE_KEYS),
+]
+each_record = pytest.mark.parametrize(("record", "apache_keys", "updatable"), RECORDS)
+
+
+def _keys(record: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(record)}
+
+
+@each_record
+def test_every_key_is_apaches(
+    record: type[msgspec.Struct], apache_keys: frozenset[str], updatable: frozenset[str]
+) -> None:
+    assert _keys(record) <= apache_keys
+    assert updatable <= _keys(record)
+
+
+def test_addresses_paths_and_identity_cannot_be_updated() -> None:
+    for key in broker_config.UPDATABLE_KEYS | namesrv_config.UPDATABLE_KEYS:
+        assert not re.search(r"Path|Addr|Port|IP\d|brokerName|brokerId|brokerCluster", key)
+
+
+@pytest.mark.parametrize(("load", "record"), [(broker_config.load, BrokerConfig), (namesrv_config.load, NamesrvConfig)])
+def test_defaults_fit_their_own_rules(load, record, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "all.conf"
+    path.write_text(render(record()))
+    assert load(path) == record()
+    assert not caplog.records
+
+
+def test_a_usual_broker_conf(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(
+        "brokerClusterName = DefaultCluster\nbrokerName = broker-a\nbrokerId = 0\ndeleteWhen = 04\n"
+        "fileReservedTime = 48\nbrokerRole = SYNC_MASTER\nflushDiskType = SYNC_FLUSH\nbrokerIP1=10.1.2.3\n"
+        "enableControllerMode=false\n"
+    )
+    config = broker_config.load(path)
+    assert config.broker_name == "broker-a"
+    assert config.file_reserved_time == 48
+    assert config.broker_role is BrokerRole.SYNC_MASTER
+    assert config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    assert config.broker_ip1 == "10.1.2.3"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aclEnable=true",
+        "authenticationEnabled=true",
+        "authorizationEnabled = TRUE",
+        "enableDLegerCommitLog=true",
+        "inSyncReplicas=2",
+        "brokerRole=SLAVE",
+        "storeType=defaultRocksDB",
+    ],
+)
+def test_a_promise_that_cannot_be_kept_is_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"b\.conf: \w+='\w+' is not supported yet: expected"):
+        broker_config.from_mapping(parse(line), source="b.conf")
+
+
+def test_a_masters_id_is_zero(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = broker_config.from_mapping({"brokerId": "3"}, source="b.conf")
+    assert config.broker_id == 0
+    assert "brokerId=3 is taken as 0" in caplog.text
+
+
+@each_record
+def test_the_documentation_lists_what_there_is(
+    record: type[msgspec.Struct], apache_keys: frozenset[str], updatable: frozenset[str]
+) -> None:
+    """Key, default, what is allowed and whether it can be updated, as `docs/configuration.md` says it."""
+    rows: dict[str, tuple[str, str, str]] = {}
+    section = (ROOT / "docs" / "configuration.md").read_text().split(f"<!-- {record.__name__} -->")[1].split("\n## ")[0]
+    for key, default, allowed, update in re.findall(
+        r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|", section, re.MULTILINE
+    ):
+        rows[key] = (default, allowed, update)
+    defaults = parse(render(record(**({"broker_name": "the host name"} if record is BrokerConfig else {}))))
+    expected = {
+        field.encode_name: (
+            f"`{defaults[field.encode_name]}`" if defaults[field.encode_name] else "",
+            allowed_values(field),
+            "yes" if field.encode_name in updatable else "",
+        )
+        for field in msgspec.structs.fields(record)
+    }
+    assert rows == expected
+
+
+@each_record
+def test_every_setting_is_read_somewhere(
+    record: type[msgspec.Struct], apache_keys: frozenset[str], updatable: frozenset[str]
+) -> None:
+    """A key that is accepted and then has no effect would be a lie; Apache's keys without effect are warned about."""
+    used: set[str] = set()
+    for path in (ROOT / "src" / "skylark").rglob("*.py"):
+        if path.name == "config.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                used.add(node.attr)
+    unread = {field.name for field in msgspec.structs.fields(record)} - used
+    assert not unread

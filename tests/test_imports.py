@@ -1,0 +1,100 @@
+"""The import rules of `docs/architecture.md`, read from its table and checked against the source."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "skylark"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# What would let a clock, a socket or a file into the pure protocol.
+IMPURE = {
+    "asyncio", "ctypes", "fcntl", "io", "mmap", "multiprocessing", "os", "pathlib", "random", "select", "selectors",
+    "shutil", "signal", "ssl", "subprocess", "tempfile", "threading", "time", "uvloop",
+}  # fmt: skip
+# `socket` is let in for its address codecs alone.
+SOCKET_CODECS = {"inet_pton", "inet_ntop", "inet_aton", "inet_ntoa", "AF_INET", "AF_INET6"}
+
+
+def _rules() -> dict[str, set[str]]:
+    """Package -> what it may import, from the lines `| package | may import |` of the table."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rules: dict[str, set[str]] = {}
+    for packages, allowed in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \|", text, re.MULTILINE):
+        for package in re.findall(r"`(\w+)`", packages):
+            rules[package] = set(re.findall(r"`([\w.]+)`", allowed))
+    return rules
+
+
+RULES = _rules()
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Every module that the file names in an import, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports of our own are absolute"
+            module = node.module or ""
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def _allowed(target: str, package: str) -> bool:
+    """`target` is what follows `skylark.`, such as `store.store.Store`."""
+    return any(target == rule or target.startswith(rule + ".") for rule in RULES[package] | {package})
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(RULES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_packages_import_only_what_they_may(path: Path) -> None:
+    parts = path.relative_to(SOURCE).parts
+    if len(parts) == 1:
+        return
+    for target in _imports(path):
+        if target.startswith("skylark."):
+            assert _allowed(target.removeprefix("skylark."), parts[0]), f"{parts[0]} may not import {target}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "wire").rglob("*.py")), ids=_name)
+def test_the_wire_is_pure(path: Path) -> None:
+    for target in _imports(path):
+        module, _, name = target.partition(".")
+        assert module not in IMPURE, f"wire may not import {target}"
+        if module == "socket":
+            assert name in SOCKET_CODECS, "wire may import socket's address codecs only, by name"
+    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert "open" not in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_modules_say_what_they_are_for(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not tree.body or ast.get_docstring(tree), "a module opens with what it is for"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_no_bare_except(path: Path) -> None:
+    handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
+    assert all(handler.type is not None for handler in handlers)
+
+
+def test_third_party_imports_are_declared() -> None:
+    declared = {"msgspec", "rich", "typer", "uvloop", "skylark"}
+    for path in MODULES:
+        for target in _imports(path):
+            top = target.partition(".")[0]
+            assert top in declared or top in sys.stdlib_module_names, f"{_name(path)} imports {top}"
