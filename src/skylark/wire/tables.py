@@ -1,0 +1,103 @@
+"""The records of a broker's tables that travel on the wire too: data versions, topics, consumer groups.
+
+Names, defaults and meaning are those of Apache RocketMQ 5.5; the fields' JSON names are its camelCase.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+_SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
+_LEVEL_DELAYS_MS = (
+    *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
+    *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(hours * _HOUR_MS for hours in (1, 2)),
+)
+
+
+class DataVersion(msgspec.Struct, rename="camel"):
+    """Tells whether a table has changed. Two are equal only if all three numbers are."""
+
+    state_version: int = 0
+    timestamp_ms: int = msgspec.field(name="timestamp", default=0)
+    counter: int = 0
+
+    def next_version(self, now_ms: int, state_version: int = 0) -> None:
+        """Marks a change: the counter goes up by one and the time is now, whatever the clock did before."""
+        self.timestamp_ms = now_ms
+        self.state_version = state_version
+        self.counter += 1
+
+    def compare(self, other: DataVersion) -> int:
+        """1, 0 or -1: which is newer, by state version, then counter, then time."""
+        mine = (self.state_version, self.counter, self.timestamp_ms)
+        theirs = (other.state_version, other.counter, other.timestamp_ms)
+        return (mine > theirs) - (mine < theirs)
+
+
+class TopicConfig(msgspec.Struct, rename="camel"):
+    """A topic of a broker: how many queues it has and who may do what."""
+
+    topic_name: str = ""
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = PERM_READ | PERM_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = {}
+
+
+class ExponentialRetryPolicy(msgspec.Struct, rename="camel"):
+    """Delays that grow from `initial` to `max` by a factor, in milliseconds."""
+
+    initial: int = 5_000
+    max: int = 7_200_000
+    multiplier: int = 2
+
+
+class CustomizedRetryPolicy(msgspec.Struct, rename="camel"):
+    """The delays one by one, in milliseconds; those of the delay levels unless told otherwise."""
+
+    next: list[int] = msgspec.field(default_factory=lambda: list(_LEVEL_DELAYS_MS))
+
+
+class GroupRetryPolicy(msgspec.Struct, rename="camel"):
+    """Which of the two policies a group retries by; without an own one, the default delays."""
+
+    type: str = "CUSTOMIZED"
+    exponential_retry_policy: ExponentialRetryPolicy | None = None
+    customized_retry_policy: CustomizedRetryPolicy | None = None
+
+
+class SimpleSubscriptionData(msgspec.Struct, rename="camel"):
+    """A subscription that was fixed for a group on the server side."""
+
+    topic: str = ""
+    expression_type: str | None = None
+    expression: str | None = None
+    version: int = 0
+
+
+class SubscriptionGroupConfig(msgspec.Struct, rename="camel"):
+    """A consumer group of a broker."""
+
+    group_name: str = ""
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    group_retry_policy: GroupRetryPolicy = msgspec.field(default_factory=GroupRetryPolicy)
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    subscription_data_set: list[SimpleSubscriptionData] | None = None
+    attributes: dict[str, str] = {}
