@@ -1,0 +1,232 @@
+"""The consumer groups of this broker: the table in subscriptionGroup.json, and the requests that change it.
+
+A group comes into being when somebody first asks for it, if the broker may create groups by itself. What is forbidden
+to a group of a topic is a set of bits; the one for reading is the only one that anybody sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.attributes import GROUP_ATTRIBUTES, BadAttribute, alter
+from skylark.broker.config import BrokerConfig
+from skylark.broker.offsets import Offsets
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store.tables import SubscriptionGroupTable, load, save
+from skylark.wire import fastjson
+from skylark.wire.bodies import GroupConfigs, GroupForbidden, decode_body, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import (
+    DeleteSubscriptionGroup,
+    GetAllSubscriptionGroup,
+    GetSubscriptionGroupConfig,
+    UpdateGroupForbidden,
+    decode_header,
+)
+from skylark.wire.tables import PERM_READ, DataVersion, SubscriptionGroupConfig
+
+log = logging.getLogger(__name__)
+
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+MAX_AUTO_CREATED_GROUPS: Final = 100_000
+_BUILTIN_GROUPS: Final = (
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
+)  # fmt: skip
+_PAGE_GROUPS: Final = 2_000
+_MAX_NAME_LENGTH: Final = 120  # leaves room for the prefixes of the group's own topics
+_LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+
+
+def validate_group(name: str) -> str | None:
+    """What is wrong with the name of a group, or None."""
+    if not name.strip():
+        return "The specified group is blank."
+    if not _LEGAL_NAME.fullmatch(name):
+        return f"The specified group: {name}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(name) > _MAX_NAME_LENGTH:
+        return f"The specified group: {name}, is longer than group max length: {_MAX_NAME_LENGTH}"
+    return None
+
+
+class Groups:
+    """The table of consumer groups."""
+
+    def __init__(self, config_dir: Path, config: BrokerConfig, clock: Callable[[], int]) -> None:
+        self._path = config_dir / "subscriptionGroup.json"
+        self._config = config
+        self._clock = clock
+        self._unsaved = False
+        stored = load(self._path, SubscriptionGroupTable) or SubscriptionGroupTable(
+            data_version=DataVersion(timestamp_ms=clock())
+        )
+        builtin = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILTIN_GROUPS}
+        self._groups = builtin | stored.subscription_group_table
+        self._forbidden = stored.forbidden_table
+        self.data_version = stored.data_version
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group, created if it is not there and may be; else None."""
+        group = self._groups.get(name)
+        if group is None and self._may_create(name):
+            group = SubscriptionGroupConfig(group_name=name)
+            self.put(group)
+        return group
+
+    def all(self) -> Iterable[SubscriptionGroupConfig]:
+        return self._groups.values()
+
+    def put(self, *groups: SubscriptionGroupConfig) -> None:
+        """Adds or replaces groups as one change."""
+        for group in groups:
+            is_new = group.group_name not in self._groups
+            self._groups[group.group_name] = group
+            log.info("%s group %s", "created" if is_new else "changed", group)
+        self._changed()
+
+    def delete(self, name: str) -> SubscriptionGroupConfig | None:
+        group = self._groups.pop(name, None)
+        was_forbidden = self._forbidden.pop(name, None) is not None
+        if group is not None or was_forbidden:
+            log.info("deleted group %s", name)
+            self._changed()
+        return group
+
+    def is_forbidden(self, group: str, topic: str) -> bool:
+        """Whether an operator has forbidden the group to read the topic."""
+        return bool(self._forbidden.get(group, {}).get(topic, 0) & PERM_READ)
+
+    def forbid(self, group: str, topic: str, forbidden: bool) -> None:
+        """Forbids or allows the group to read the topic."""
+        if self.is_forbidden(group, topic) == forbidden:
+            return
+        topics = self._forbidden.setdefault(group, {})
+        bits = topics.get(topic, 0) ^ PERM_READ
+        if bits:
+            topics[topic] = bits
+        else:
+            del topics[topic]
+        if not topics:
+            del self._forbidden[group]
+        log.info("group %s may %sread topic %s", group, "not " if forbidden else "", topic)
+        self._changed()
+
+    def page(self, version: DataVersion | None, start: int, count: int) -> SubscriptionGroupTable:
+        """The groups from the `start`-th by name on; from the first if the table changed since `version`."""
+        if version != self.data_version:
+            start = 0
+        names = sorted(self._groups)[start : start + count]
+        forbidden = {name: self._forbidden[name] for name in names if name in self._forbidden}
+        return SubscriptionGroupTable(self.data_version, forbidden, {name: self._groups[name] for name in names})
+
+    def table(self) -> SubscriptionGroupTable:
+        return SubscriptionGroupTable(self.data_version, self._forbidden, self._groups)
+
+    def save(self) -> None:
+        """Writes the table if it holds what the disk does not. Raises OSError."""
+        if self._unsaved:
+            save(self._path, self.table())
+            self._unsaved = False
+
+    def _may_create(self, name: str) -> bool:
+        if not (self._config.auto_create_subscription_group or name.startswith(SYSTEM_GROUP_PREFIX)):
+            return False
+        return validate_group(name) is None and len(self._groups) < MAX_AUTO_CREATED_GROUPS
+
+    def _changed(self) -> None:
+        self.data_version.next_version(self._clock())
+        self._unsaved = True
+        try:
+            self.save()
+        except OSError as e:
+            log.error("groups can't be saved, and are tried again: %s", e)
+
+
+def handlers(groups: Groups, offsets: Offsets) -> dict[int, Handler]:
+    requests = _GroupRequests(groups, offsets)
+    return {
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: requests.update,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: requests.update_list,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: requests.get_all,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: requests.get,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP: requests.delete,
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: requests.forbid,
+    }
+
+
+class _GroupRequests:
+    def __init__(self, groups: Groups, offsets: Offsets) -> None:
+        self._groups = groups
+        self._offsets = offsets
+
+    def update(self, request: Frame, connection: Connection) -> Frame:
+        if request.body:
+            self._put([decode_body(SubscriptionGroupConfig, request.body)], connection)
+        return request.reply()
+
+    def update_list(self, request: Frame, connection: Connection) -> Frame:
+        self._put(decode_body(GroupConfigs, request.body).group_config_list, connection)
+        return request.reply()
+
+    def get_all(self, request: Frame, _: Connection) -> Frame:
+        if request.fields:
+            header = decode_header(GetAllSubscriptionGroup, request)
+            known = fastjson.decode(header.data_version, DataVersion) if header.data_version else None
+            count = min(_PAGE_GROUPS, header.max_group_num or _PAGE_GROUPS)
+            table = self._groups.page(known, max(0, header.group_seq), max(0, count))
+        else:  # clients before 5.3 know no pages
+            table = self._groups.table()
+        return request.reply(fields={"totalGroupNum": str(len(self._groups))}, body=encode_body(table))
+
+    def get(self, request: Frame, _: Connection) -> Frame:
+        group = self._groups.get(decode_header(GetSubscriptionGroupConfig, request).group)
+        if group is None:
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+        return request.reply(body=encode_body(group))
+
+    def delete(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(DeleteSubscriptionGroup, request)
+        log.info("%r deletes group %s", connection, header.group_name)
+        self._groups.delete(header.group_name)
+        if header.clean_offset:
+            self._offsets.remove_group(header.group_name)
+        return request.reply()
+
+    def forbid(self, request: Frame, _: Connection) -> Frame:
+        header = decode_header(UpdateGroupForbidden, request)
+        if header.readable is not None:
+            self._groups.forbid(header.group, header.topic, not header.readable)
+        readable = not self._groups.is_forbidden(header.group, header.topic)
+        answer = GroupForbidden(group=header.group, readable=readable, topic=header.topic)
+        return request.reply(remark="", body=encode_body(answer))
+
+    def _put(self, groups: list[SubscriptionGroupConfig], connection: Connection) -> None:
+        log.info("%r creates or changes groups %s", connection, [group.group_name for group in groups])
+        for group in groups:
+            remark = validate_group(group.group_name)
+            if remark is not None:
+                raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
+        if groups:
+            self._groups.put(*[self._with_attributes(group) for group in groups])
+
+    def _with_attributes(self, group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """The group with the attributes that its changes lead to."""
+        old = self._groups.get(group.group_name) if group.group_name in self._groups else None
+        try:
+            attributes = alter(GROUP_ATTRIBUTES, None if old is None else old.attributes, group.attributes)
+        except BadAttribute as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
+        return msgspec.structs.replace(group, attributes=attributes)

@@ -1,0 +1,231 @@
+"""How far each group has consumed each queue: the table in consumerOffset.json.
+
+Offsets change with every pull, so they are written every few seconds and at the end, not with each change: after a
+crash consumers go back to what was written last and see some messages again.
+
+A queue's offset may also be reset by an operator. Until a consumer of the queue has been sent to the new offset, which
+`take_reset` settles, that one is what counts and what consumers commit is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store.api import ReadResult, ReadStatus
+from skylark.store.tables import ConsumerOffsetTable, load, save
+from skylark.wire import fastjson
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset, decode_header
+from skylark.wire.tables import DataVersion
+
+log = logging.getLogger(__name__)
+
+UNKNOWN: Final = -1
+MAX_QUEUES: Final = 65_536
+"""Of one group and topic: whoever names queues that don't exist can't fill the memory with them."""
+
+_SEPARATOR: Final = "@"
+_Key = tuple[str, str]
+"""Group and topic."""
+
+
+class _WrittenTable(msgspec.Struct, rename="camel"):
+    """What Apache writes: with the topics of each group, which nobody reads back."""
+
+    data_version: DataVersion
+    group_topic_map: dict[str, list[str]]
+    offset_table: dict[str, dict[int, int]]
+    pull_offset_table: dict[str, dict[int, int]]
+
+
+class Offsets:
+    """Consumer offsets by group, topic and queue."""
+
+    def __init__(self, config_dir: Path) -> None:
+        self._path = config_dir / "consumerOffset.json"
+        stored = load(self._path, ConsumerOffsetTable) or ConsumerOffsetTable()
+        self.data_version = stored.data_version
+        self._unsaved = False
+        self._resets: dict[_Key, dict[int, int]] = {}
+        self._pulled: dict[_Key, dict[int, int]] = {}
+        self._offsets: dict[_Key, dict[int, int]] = {}
+        for name, offsets in stored.offset_table.items():
+            topic, is_pair, group = name.partition(_SEPARATOR)
+            if is_pair:
+                self._offsets[group, topic] = offsets
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """The offset to consume next, -1 if there is none."""
+        reset = self._resets.get((group, topic))
+        if reset is not None and queue_id in reset:
+            return reset[queue_id]
+        return self._offsets.get((group, topic), {}).get(queue_id, UNKNOWN)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, peer: str) -> None:
+        """Takes a consumer's word for where it is, even if that is further back."""
+        if self.has_reset(group, topic, queue_id):
+            log.info("%s commits %s %s-%d after an operator's reset: passed over", peer, group, topic, queue_id)
+            return
+        old = self._set(self._offsets, (group, topic), queue_id, offset)
+        if old is not None and offset < old:
+            log.warning("%s moves %s %s-%d back from %d to %d", peer, group, topic, queue_id, old, offset)
+
+    def pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """How far a consumer has read, which is before it has consumed; kept in memory only."""
+        self._set(self._pulled, (group, topic), queue_id, offset)
+
+    def query_pulled(self, group: str, topic: str, queue_id: int) -> int:
+        offset = self._pulled.get((group, topic), {}).get(queue_id)
+        return self.query(group, topic, queue_id) if offset is None else offset
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Sends the queue's consumers to `offset`: those of now with their next pull, later ones from the start."""
+        self._set(self._resets, (group, topic), queue_id, offset)
+        self._set(self._offsets, (group, topic), queue_id, offset)
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return queue_id in self._resets.get((group, topic), ())
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset that a consumer must be sent to now; asked once, it is settled."""
+        resets = self._resets.get((group, topic))
+        if resets is None:
+            return None
+        offset = resets.pop(queue_id, None)
+        if not resets:
+            del self._resets[group, topic]
+        return offset
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Offsets by queue; empty if there are none."""
+        return self._offsets.get((group, topic), {})
+
+    def topics_of(self, group: str) -> set[str]:
+        return {topic for owner, topic in self._offsets if owner == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        return {group for group, subject in self._offsets if subject == topic}
+
+    def clone(self, source_group: str, target_group: str, topic: str) -> None:
+        offsets = self._offsets.get((source_group, topic))
+        if offsets is not None:
+            self._offsets[target_group, topic] = dict(offsets)
+            self._unsaved = True
+
+    def remove_group(self, group: str) -> None:
+        self._remove(lambda key: key[0] == group)
+
+    def remove_topic(self, topic: str) -> None:
+        self._remove(lambda key: key[1] == topic)
+
+    def encode(self) -> bytes:
+        """The whole table as JSON, for GET_ALL_CONSUMER_OFFSET."""
+        return fastjson.dumps(self._written())
+
+    def save(self) -> None:
+        """Writes the table if it changed since the last time. Raises OSError."""
+        if self._unsaved:
+            self.data_version.counter += 1
+            save(self._path, self._written())
+            self._unsaved = False
+
+    def _set(self, table: dict[_Key, dict[int, int]], key: _Key, queue_id: int, offset: int) -> int | None:
+        """Puts the offset in; the former one."""
+        offsets = table.get(key)
+        if offsets is None:
+            offsets = table[key] = {}
+        old = offsets.get(queue_id)
+        if old is None and (len(offsets) >= MAX_QUEUES or queue_id < 0):
+            log.warning("%s has no queue %d of %s: its offset is passed over", key[0], queue_id, key[1])
+            return None
+        if old != offset:
+            offsets[queue_id] = offset
+            self._unsaved = self._unsaved or table is self._offsets
+        return old
+
+    def _remove(self, is_gone: Callable[[_Key], bool]) -> None:
+        for table in (self._offsets, self._resets, self._pulled):
+            for key in [key for key in table if is_gone(key)]:
+                del table[key]
+                self._unsaved = True
+
+    def _written(self) -> _WrittenTable:
+        topics: dict[str, list[str]] = {}
+        for group, topic in self._offsets:
+            topics.setdefault(group, []).append(topic)
+        return _WrittenTable(self.data_version, topics, _joined(self._offsets), _joined(self._pulled))
+
+
+def _joined(table: dict[_Key, dict[int, int]]) -> dict[str, dict[int, int]]:
+    return {f"{topic}{_SEPARATOR}{group}": offsets for (group, topic), offsets in table.items()}
+
+
+class QueueReader(Protocol):
+    """What of the store is asked here."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+
+    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult: ...
+
+
+def handlers(
+    offsets: Offsets, store: QueueReader, topics: Container[str], groups: Container[str]
+) -> dict[int, Handler]:
+    requests = _OffsetRequests(offsets, store, topics, groups)
+    return {
+        RequestCode.QUERY_CONSUMER_OFFSET: requests.query,
+        RequestCode.UPDATE_CONSUMER_OFFSET: requests.update,
+        RequestCode.GET_ALL_CONSUMER_OFFSET: requests.get_all,
+    }
+
+
+class _OffsetRequests:
+    def __init__(self, offsets: Offsets, store: QueueReader, topics: Container[str], groups: Container[str]) -> None:
+        self._offsets = offsets
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+
+    def query(self, request: Frame, _: Connection) -> Frame:
+        header = decode_header(QueryConsumerOffset, request)
+        offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        if offset < 0:
+            if header.set_zero_if_not_found is False:
+                raise RequestFailed(
+                    ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
+                )
+            if not self._is_fresh(header.topic, header.queue_id):
+                raise RequestFailed(
+                    ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+                )
+            offset = 0
+        return request.reply(fields={"offset": str(offset)})
+
+    def update(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(UpdateConsumerOffset, request)
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        if group not in self._groups:
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
+        if topic not in self._topics:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        if self._offsets.has_reset(group, topic, queue_id):
+            return request.reply(remark="Offset has been previously reset")
+        self._offsets.commit(group, topic, queue_id, header.commit_offset, repr(connection))
+        return request.reply()
+
+    def get_all(self, request: Frame, _: Connection) -> Frame:
+        return request.reply(body=self._offsets.encode())
+
+    def _is_fresh(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue's first message is still there and in memory: a new group then starts at the beginning."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            return False
+        first = self._store.read(topic, queue_id, 0, 1)
+        return first.status == ReadStatus.FOUND and not first.from_disk

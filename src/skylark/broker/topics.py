@@ -1,0 +1,375 @@
+"""The topics of this broker: the table in topics.json, the rules for names, and the requests that change it.
+
+A change is on disk before it is answered, for a message must not outlive the topic that it was sent to. If the disk
+refuses, the change holds in memory and `save` tries again. `on_change` learns of every change, so that name servers do.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.attributes import MESSAGE_TYPE, RESERVE_TIME, TOPIC_ATTRIBUTES, BadAttribute, alter, parse_changes
+from skylark.broker.config import BrokerConfig
+from skylark.broker.offsets import Offsets
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store.tables import TopicTable, load, save
+from skylark.wire import fastjson
+from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig, decode_header
+from skylark.wire.tables import PERM_INHERIT, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
+
+__all__ = ["PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topics", "handlers", "validate_topic"]
+
+log = logging.getLogger(__name__)
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANSACTION_CHECK_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+
+_ROCKSDB_TOPICS: Final = ("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC")
+_SYSTEM_TOPICS: Final = frozenset(
+    (
+        AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, BENCHMARK_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECK_TOPIC,
+        SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC, "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC", *_ROCKSDB_TOPICS,
+    )
+)  # fmt: skip
+FORBIDDEN_SEND_TOPICS: Final = frozenset(
+    (
+        SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECK_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC,
+        *_ROCKSDB_TOPICS,
+    )
+)  # fmt: skip
+"""Topics that only the broker itself writes to."""
+
+MAX_AUTO_CREATED_TOPICS: Final = 100_000
+MAX_QUEUES: Final = 65_536
+_PAGE_TOPICS: Final = 2_000
+_MAX_NAME_LENGTH: Final = 127
+_MAX_RETRY_NAME_LENGTH: Final = 255
+_LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_FAQ: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
+
+
+def suggest() -> str:
+    """What Apache's remarks end with where the user has something to do."""
+    return f"\nSee {_FAQ} for further details."
+
+
+def validate_topic(name: str) -> str | None:
+    """What is wrong with the name of a topic, or None. Names become directories, so this is a security check too."""
+    if not name.strip():
+        return "The specified topic is blank."
+    if not _LEGAL_NAME.fullmatch(name):
+        return f"The specified topic: {name}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if len(name) > _MAX_RETRY_NAME_LENGTH:
+            return (
+                f"The specified topic is DLQ or Retry topic: {name}, and it's longer than topic max length: "
+                f"{_MAX_RETRY_NAME_LENGTH}"
+            )
+    elif len(name) > _MAX_NAME_LENGTH:
+        return f"The specified topic: {name}, is longer than topic max length: {_MAX_NAME_LENGTH}"
+    return None
+
+
+def _builtin_topics(config: BrokerConfig) -> list[TopicConfig]:
+    """The topics that every broker has, under the names and with the queues that Apache's has them."""
+
+    def topic(name: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+        return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+    all_but_perm = PERM_READ | PERM_WRITE
+    cluster, broker = config.broker_cluster_name, config.broker_name
+    topics = [
+        topic(SELF_TEST_TOPIC, 1),
+        topic(BENCHMARK_TOPIC, 1024),
+        topic(cluster, 16, PERM_INHERIT | (all_but_perm if config.cluster_topic_enable else 0)),
+        topic(broker, 1, PERM_INHERIT | (all_but_perm if config.broker_topic_enable else 0)),
+        topic(OFFSET_MOVED_TOPIC, 1),
+        topic(SCHEDULE_TOPIC, 18),
+        topic(f"{cluster}_REPLY_TOPIC", 1),
+        topic(f"{SYSTEM_PREFIX}REVIVE_LOG_{cluster}", 8),
+        topic(f"{SYSTEM_PREFIX}SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT),
+        topic(HALF_TOPIC, 1),
+        topic(OP_HALF_TOPIC, 1),
+        *(topic(name, 1) for name in _ROCKSDB_TOPICS),
+        topic(f"{SYSTEM_PREFIX}wheel_timer", 1),
+    ]
+    if config.auto_create_topic_enable:
+        queues = config.default_topic_queue_nums
+        topics.append(topic(AUTO_CREATE_TOPIC, queues, PERM_INHERIT | PERM_READ | PERM_WRITE))
+    if config.trace_topic_enable:
+        topics.append(topic(config.msg_trace_topic_name, 1))
+    return topics
+
+
+class Topics:
+    """The table of topics."""
+
+    def __init__(self, config_dir: Path, config: BrokerConfig, clock: Callable[[], int]) -> None:
+        self._path = config_dir / "topics.json"
+        self._config = config
+        self._clock = clock
+        self._unsaved = False
+        builtin = {topic.topic_name: topic for topic in _builtin_topics(config)}
+        self.system_topics = _SYSTEM_TOPICS | builtin.keys()
+        stored = load(self._path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
+        self._topics = builtin | stored.topic_config_table
+        self.data_version = stored.data_version
+        self.on_change: Callable[[list[TopicConfig]], None] | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._topics
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self._topics.get(name)
+
+    def all(self) -> Iterable[TopicConfig]:
+        return self._topics.values()
+
+    def is_system(self, name: str) -> bool:
+        return name in self.system_topics or name.startswith(SYSTEM_PREFIX)
+
+    def create_for_send(
+        self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int
+    ) -> TopicConfig | None:
+        """The topic, created after the pattern of the default topic if that may be inherited from; else None."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic
+        pattern = self._topics.get(default_topic)
+        if pattern is None:
+            log.warning("topic %s is not created: there is no default topic %s", name, default_topic)
+            return None
+        may_inherit = default_topic != AUTO_CREATE_TOPIC or self._config.auto_create_topic_enable
+        if not (may_inherit and pattern.perm & PERM_INHERIT) or len(self._topics) >= MAX_AUTO_CREATED_TOPICS:
+            log.warning("topic %s is not created: %s can't be inherited from", name, default_topic)
+            return None
+        queues = max(0, min(client_queue_nums, pattern.write_queue_nums))
+        topic = TopicConfig(
+            topic_name=name,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=pattern.perm & ~PERM_INHERIT,
+            topic_filter_type=pattern.topic_filter_type,
+            topic_sys_flag=topic_sys_flag,
+        )
+        self.put(topic)
+        return topic
+
+    def create_for_send_back(
+        self, name: str, queue_nums: int, perm: int, topic_sys_flag: int, order: bool | None = None
+    ) -> TopicConfig:
+        """The retry or dead-letter topic of a group, created if it is not there; `order` is set unless it is None."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = TopicConfig(
+                topic_name=name,
+                read_queue_nums=queue_nums,
+                write_queue_nums=queue_nums,
+                perm=perm,
+                topic_sys_flag=topic_sys_flag,
+                order=bool(order),
+            )
+            self.put(topic)
+        elif order is not None and topic.order != order:
+            topic = msgspec.structs.replace(topic, order=order)
+            self.put(topic)
+        return topic
+
+    def put(self, *topics: TopicConfig) -> None:
+        """Adds or replaces topics as one change."""
+        for topic in topics:
+            is_new = topic.topic_name not in self._topics
+            self._topics[topic.topic_name] = topic
+            log.info("%s topic %s", "created" if is_new else "changed", topic)
+        self._changed(list(topics))
+
+    def delete(self, name: str) -> TopicConfig | None:
+        topic = self._topics.pop(name, None)
+        if topic is not None:
+            log.info("deleted topic %s", name)
+            self._changed([])
+        return topic
+
+    def mark_ordered(self, names: Iterable[str]) -> None:
+        """Topics that the name servers' configuration calls ordered."""
+        unordered = [topic for name in names if (topic := self._topics.get(name)) is not None and not topic.order]
+        if unordered:
+            self.put(*(msgspec.structs.replace(topic, order=True) for topic in unordered))
+
+    def page(self, version: DataVersion | None, start: int, count: int) -> dict[str, TopicConfig]:
+        """The topics from the `start`-th by name on; from the first if the table changed since `version`."""
+        if version != self.data_version:
+            start = 0
+        return {name: self._topics[name] for name in sorted(self._topics)[start : start + count]}
+
+    def save(self) -> None:
+        """Writes the table if it holds what the disk does not. Raises OSError."""
+        if self._unsaved:
+            save(self._path, TopicTable(self.data_version, self._topics))
+            self._unsaved = False
+
+    def _changed(self, topics: list[TopicConfig]) -> None:
+        self.data_version.next_version(self._clock())
+        self._unsaved = True
+        try:
+            self.save()
+        except OSError as e:
+            log.error("topics can't be saved, and are tried again: %s", e)
+        if self.on_change is not None:
+            self.on_change(topics)
+
+
+class _AllTopics(msgspec.Struct, rename="camel"):
+    """The answer to GET_ALL_TOPIC_CONFIG. The mappings belong to static topics, of which there are none."""
+
+    data_version: DataVersion
+    topic_config_table: dict[str, TopicConfig]
+    mapping_data_version: DataVersion
+    topic_queue_mapping_detail_map: dict[str, str] = {}
+    topic_queue_mapping_info_map: dict[str, str] = {}
+
+
+def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> dict[int, Handler]:
+    """`delete_queues(topic)` is the store's: it forgets the queues of a topic."""
+    requests = _TopicRequests(topics, offsets, delete_queues)
+    return {
+        RequestCode.UPDATE_AND_CREATE_TOPIC: requests.update,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: requests.update_list,
+        RequestCode.DELETE_TOPIC_IN_BROKER: requests.delete,
+        RequestCode.GET_ALL_TOPIC_CONFIG: requests.get_all,
+        RequestCode.GET_TOPIC_CONFIG: requests.get,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: requests.system_topics,
+    }
+
+
+class _TopicRequests:
+    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> None:
+        self._topics = topics
+        self._offsets = offsets
+        self._delete_queues = delete_queues
+
+    def update(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(CreateTopic, request)
+        log.info("%r creates or changes topic %s", connection, header.topic)
+        try:
+            changes = parse_changes(header.attributes)
+        except BadAttribute as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
+        topic = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=changes,
+        )
+        self._check(topic)
+        if topic != self._topics.get(topic.topic_name):
+            self._topics.put(self._with_attributes(topic))
+        return request.reply()
+
+    def update_list(self, request: Frame, connection: Connection) -> Frame:
+        topics = decode_body(TopicConfigs, request.body).topic_config_list
+        log.info("%r creates or changes topics %s", connection, [topic.topic_name for topic in topics])
+        for topic in topics:
+            self._check(topic)
+        changed = [topic for topic in topics if topic != self._topics.get(topic.topic_name)]
+        if changed:
+            self._topics.put(*[self._with_attributes(topic) for topic in changed])
+        return request.reply()
+
+    def delete(self, request: Frame, connection: Connection) -> Frame:
+        name = decode_header(DeleteTopic, request).topic
+        log.info("%r deletes topic %s", connection, name)
+        self._check_name(name)
+        # A topic that consumers popped from has a retry topic for each of their groups, under one of two names.
+        for group in self._offsets.groups_of(name):
+            for retry_topic in (f"{RETRY_PREFIX}{group}+{name}", f"{RETRY_PREFIX}{group}_{name}"):
+                if retry_topic in self._topics:
+                    self._delete(retry_topic)
+        self._delete(name)
+        return request.reply()
+
+    def get_all(self, request: Frame, _: Connection) -> Frame:
+        version = self._topics.data_version
+        if request.fields:
+            header = decode_header(GetAllTopicConfig, request)
+            known = fastjson.decode(header.data_version, DataVersion) if header.data_version else None
+            count = min(_PAGE_TOPICS, header.max_topic_num or _PAGE_TOPICS)
+            table = self._topics.page(known, max(0, header.topic_seq), max(0, count))
+        else:  # clients before 5.3 know no pages
+            table = {topic.topic_name: topic for topic in self._topics.all()}
+        body = encode_body(_AllTopics(version, table, DataVersion(timestamp_ms=version.timestamp_ms)))
+        return request.reply(fields={"totalTopicNum": str(len(self._topics))}, body=body)
+
+    def get(self, request: Frame, _: Connection) -> Frame:
+        name = decode_header(GetTopicConfig, request).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        return request.reply(body=encode_body(topic))
+
+    def system_topics(self, request: Frame, _: Connection) -> Frame:
+        return request.reply(body=encode_body(TopicList(topic_list=sorted(self._topics.system_topics))))
+
+    def _check(self, topic: TopicConfig) -> None:
+        self._check_name(topic.topic_name)
+        if topic.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{topic.topic_filter_type}] value invalid"
+            )
+        queues = (topic.read_queue_nums, topic.write_queue_nums)
+        if not all(0 <= number <= MAX_QUEUES for number in queues) or not 0 <= topic.perm <= 7:
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{topic.topic_name}] asks for {queues[0]} read queues, {queues[1]} write queues and perm "
+                f"{topic.perm}: queues go from 0 to {MAX_QUEUES}, perm from 0 to 7",
+            )
+        if topic.attributes.get(f"+{MESSAGE_TYPE}") == "MIXED":
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
+
+    def _check_name(self, name: str) -> None:
+        remark = validate_topic(name)
+        if remark is None and self._topics.is_system(name):
+            remark = f"The topic[{name}] is conflict with system topic."
+        if remark is not None:
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
+
+    def _with_attributes(self, topic: TopicConfig) -> TopicConfig:
+        """The topic with the attributes that its changes lead to."""
+        old = self._topics.get(topic.topic_name)
+        try:
+            attributes = alter(TOPIC_ATTRIBUTES, None if old is None else old.attributes, topic.attributes)
+        except BadAttribute as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
+        if f"+{RESERVE_TIME}" in topic.attributes:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, "Update topic reserveTime not supported")
+        return msgspec.structs.replace(topic, attributes=attributes)
+
+    def _delete(self, name: str) -> None:
+        self._topics.delete(name)
+        self._offsets.remove_topic(name)
+        self._delete_queues(name)
