@@ -74,10 +74,11 @@ def test_the_wire_is_pure(path: Path) -> None:
     for target in _imports(path):
         module, _, name = target.partition(".")
         assert module not in IMPURE, f"wire may not import {target}"
-        if module == "socket":
-            assert name in SOCKET_CODECS, "wire may import socket's address codecs only, by name"
-    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
-    assert "open" not in names
+        assert module != "socket" or name in SOCKET_CODECS | {""}, f"wire may not import {target}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not (isinstance(node, ast.Name) and node.id == "open"), "wire may not open files"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "socket":
+            assert node.attr in SOCKET_CODECS, f"wire may not use socket.{node.attr}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)

@@ -17,6 +17,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from skylark.store.api import StoreError
+from skylark.store.tables import BadTable
+
 _WILDCARDS = {"", "0.0.0.0", "::"}
 
 
@@ -52,6 +55,8 @@ class Running:
             bound = await server.start(host, port)
         except OSError as error:
             raise Failure(_explain(error, what, host, port, port_option)) from error
+        except (StoreError, BadTable) as error:
+            raise Failure(f"the {what} cannot start: {error}") from error
         self._stack.push_async_callback(server.stop)
         return bound
 

@@ -1,0 +1,202 @@
+"""The installed `skylark` command as its users meet it: a process with output, an exit code and signals."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SKYLARK = Path(sys.executable).parent / "skylark"
+READY_UP = re.compile(r"^ready namesrv=127\.0\.0\.1:(\d+) broker=127\.0\.0\.1:(\d+)$")
+ANY_PORTS = ["--namesrv-port", "0", "--broker-port", "0"]
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
+    # A fixed width and no colours, whatever terminal the tests run in.
+    return kept | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"} | variables
+
+
+def skylark(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SKYLARK, *arguments], cwd=cwd, env=_environment(**variables), capture_output=True, text=True, timeout=60
+    )
+
+
+def assert_one_clear_line(done: subprocess.CompletedProcess[str], pattern: str) -> None:
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.search(pattern, done.stderr), done.stderr
+    assert done.stderr.startswith("skylark: ")
+
+
+class Serving:
+    """A running command, up to its ready line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.output: list[str] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.output.append(line.rstrip("\n"))
+            if line.startswith("ready "):
+                return
+        assert process.stderr is not None
+        pytest.fail(f"ended without a ready line: {process.stderr.read()}")
+
+    @property
+    def ready(self) -> str:
+        return self.output[-1]
+
+    def stop(self, number: signal.Signals) -> tuple[int, str, str]:
+        """Exit code, and what was written after the ready line."""
+        self.process.send_signal(number)
+        rest, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, rest, errors
+
+
+@contextmanager
+def serving(*arguments: str, cwd: Path, **variables: str) -> Iterator[Serving]:
+    with subprocess.Popen(
+        [SKYLARK, *arguments],
+        cwd=cwd,
+        env=_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Serving(process)
+        finally:
+            process.kill()
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    for arguments in ([], ["--help"]):
+        done = skylark(*arguments, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "Start with skylark up" in done.stdout
+    for command, example in [
+        ("up", "skylark up --host 0.0.0.0 --advertise"),
+        ("namesrv", "skylark namesrv -c namesrv.conf"),
+        ("broker", "skylark broker -n 127.0.0.1:9876"),
+    ]:
+        done = skylark(command, "--help", cwd=tmp_path)
+        assert done.returncode == 0
+        assert example in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version(tmp_path: Path) -> None:
+    assert re.fullmatch(r"skylark \d+\.\d+\.\d+\n", skylark("--version", cwd=tmp_path).stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["up", "--nonsense"], r"No such option: --nonsense \(see skylark up --help\)"),
+        (["upp"], "No such command 'upp'"),
+        (["up", "--broker-port", "70000"], "--broker-port.*65535"),
+        (["up", "--broker-port", "many"], "--broker-port"),
+        (["up", "--flush", "never"], "'async', 'sync'"),
+        (["up", "-c", "absent.conf"], r"cannot read absent\.conf: No such file or directory"),
+        (["broker", "-n", "nowhere"], "-n: namesrvAddr='nowhere' is not allowed: expected host:port"),
+        (["broker", "-c", "bad.conf"], r"bad\.conf: listenPort='high' is not allowed: expected a whole number"),
+        (["namesrv", "-c", "bad.conf"], r"bad\.conf: listenPort='high' is not allowed: expected a whole number"),
+        (["up", "--store", "bad.conf/store", *ANY_PORTS], r"cannot write to bad\.conf/store.*Not a directory"),
+        (["broker", "--store", "bad.conf/store"], r"cannot write to bad\.conf/store.*Not a directory"),
+        (["namesrv", "-c", "below.conf"], r"cannot write to bad\.conf.*key-value"),
+        (
+            ["up", "--host", "192.0.2.1", *ANY_PORTS],
+            r"cannot listen on 192\.0\.2\.1:0: this machine has no such address",
+        ),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: list[str], pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.conf").write_text("listenPort=high\n")
+    (tmp_path / "below.conf").write_text("kvConfigPath=bad.conf/kvConfig.json\n")
+    assert_one_clear_line(skylark(*arguments, cwd=tmp_path), pattern)
+
+
+def test_a_bad_name_server_in_the_environment_is_named(tmp_path: Path) -> None:
+    done = skylark("broker", cwd=tmp_path, NAMESRV_ADDR="nowhere")
+    assert_one_clear_line(done, "NAMESRV_ADDR: namesrvAddr='nowhere' is not allowed")
+
+
+def test_the_effective_settings_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "broker.conf").write_text("brokerName=a\nbrokerNam=b\ntimerWheelEnable=true\n")
+    done = skylark("broker", "-c", "broker.conf", "-p", cwd=tmp_path, NAMESRV_ADDR="10.0.0.1:9876")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "brokerName=a" in lines
+    assert "namesrvAddr=10.0.0.1:9876" in lines
+    assert "unknown key brokerNam (did you mean brokerName?)" in done.stderr
+    assert "timerWheelEnable is an Apache RocketMQ setting that Skylark ignores" in done.stderr
+    done = skylark("broker", "-p", "-n", "10.0.0.2:9876;10.0.0.3:9876", cwd=tmp_path, NAMESRV_ADDR="10.0.0.1:9876")
+    assert "namesrvAddr=10.0.0.2:9876;10.0.0.3:9876" in done.stdout.splitlines()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broker.conf"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_up_serves_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    with serving("up", *ANY_PORTS, cwd=tmp_path) as up:
+        ports = READY_UP.match(up.ready)
+        assert ports is not None, up.ready
+        text = "\n".join(up.output)
+        assert sum(line.startswith("ready ") for line in up.output) == 1
+        assert f'setNamesrvAddr("127.0.0.1:{ports[1]}")' in text
+        assert str(tmp_path / "data") in text
+        for port in ports.groups():
+            socket.create_connection(("127.0.0.1", int(port)), timeout=10).close()
+        assert (tmp_path / "data" / "abort").exists()
+        assert up.stop(number) == (0, "", "")
+    assert not (tmp_path / "data" / "abort").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_up_takes_file_and_options(tmp_path: Path) -> None:
+    (tmp_path / "broker.conf").write_text(
+        "brokerName=from-file\nlistenPort=0\nstorePathRootDir=elsewhere\nbrokerIP1=192.0.2.9\n"
+    )
+    arguments = ["up", "-c", "broker.conf", "--namesrv-port", "0", "--store", "given", "--flush", "sync"]
+    with serving(*arguments, "--advertise", "localhost", cwd=tmp_path) as up:
+        assert re.match(r"^ready namesrv=localhost:\d+ broker=localhost:\d+$", up.ready)
+        assert any("from-file" in line for line in up.output)
+        assert any("when on the disk" in line for line in up.output)
+        assert up.stop(signal.SIGTERM)[0] == 0
+    assert (tmp_path / "given").is_dir()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "other", "what"),
+    [("--namesrv-port", "--broker-port", "name server"), ("--broker-port", "--namesrv-port", "broker")],
+)
+def test_a_port_in_use(option: str, other: str, what: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = skylark("up", option, str(port), other, "0", cwd=tmp_path)
+    assert_one_clear_line(done, f"the {what} cannot listen on 127.0.0.1:{port}: the port is in use.* {option}")
+
+
+def test_a_store_in_use(tmp_path: Path) -> None:
+    with serving("up", *ANY_PORTS, cwd=tmp_path) as up:
+        assert_one_clear_line(skylark("up", *ANY_PORTS, cwd=tmp_path), "the broker cannot start: .*data")
+        assert up.stop(signal.SIGTERM)[0] == 0
+
+
+def test_name_server_and_broker_apart(tmp_path: Path) -> None:
+    with serving("namesrv", "-p", "0", "--host", "127.0.0.1", cwd=tmp_path) as namesrv:
+        where = namesrv.ready.removeprefix("ready namesrv=")
+        with serving("broker", "-n", where, "--port", "0", "--host", "127.0.0.1", cwd=tmp_path) as broker:
+            assert re.match(r"^ready broker=127\.0\.0\.1:\d+$", broker.ready)
+            assert any(f"registers with {where}" in line for line in broker.output)
+            assert broker.stop(signal.SIGTERM)[0] == 0
+        assert namesrv.stop(signal.SIGINT)[0] == 0
