@@ -28,8 +28,6 @@ class NamesrvConfig(msgspec.Struct, rename="camel", kw_only=True):
     server_channel_max_idle_time_seconds: Count = 120
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True
-    cluster_test: bool = False
-    product_env_name: str = "center"
     enable_topic_list: bool = True
     enable_all_topic_list: bool = True
     delete_topic_with_broker_registration: bool = False
@@ -38,7 +36,7 @@ class NamesrvConfig(msgspec.Struct, rename="camel", kw_only=True):
 # What an operator may change while the name server runs; addresses and paths are not in it.
 UPDATABLE_KEYS = frozenset(
     """
-    clusterTest deleteTopicWithBrokerRegistration enableAllTopicList enableTopicList orderMessageEnable productEnvName
+    deleteTopicWithBrokerRegistration enableAllTopicList enableTopicList orderMessageEnable
     returnOrderTopicConfigToBroker
     """.split()
 )
