@@ -1,0 +1,35 @@
+"""The commit log and what is derived from it. `Store` is the only door."""
+
+from skylark.store.api import (
+    Appended,
+    CleanReport,
+    DiskFull,
+    MessageTooLarge,
+    NotWriteable,
+    PropertiesTooLarge,
+    QueryResult,
+    QueueEntry,
+    ReadResult,
+    ReadStatus,
+    StoreConfig,
+    StoreError,
+    StoreLocked,
+)
+from skylark.store.store import Store
+
+__all__ = [
+    "Appended",
+    "CleanReport",
+    "DiskFull",
+    "MessageTooLarge",
+    "NotWriteable",
+    "PropertiesTooLarge",
+    "QueryResult",
+    "QueueEntry",
+    "ReadResult",
+    "ReadStatus",
+    "Store",
+    "StoreConfig",
+    "StoreError",
+    "StoreLocked",
+]

@@ -1,0 +1,297 @@
+"""Consume queues: for each queue of a topic, where its messages lie in the log.
+
+An entry is 20 bytes, big endian: log offset i64 | record size i32 | tag code i64. Entry n of a queue is its message with
+queue offset n; files hold a fixed number of entries and are named by the byte offset of their first. A file that starts
+in the middle of a queue's life is filled up to there with blank entries (offset 0, size 2**31 - 1). Behind the last
+entry there are zeros, which is how the end is found.
+
+Everything here is derived from the log. Log offsets ascend within a queue, so that every search is a binary one, and
+opening a queue reads a few entries of its last file only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from skylark.store.api import QueueEntry, StoreError
+from skylark.store.segments import MappingPool, Segment, file_name, list_bases
+from skylark.wire.message import topic_field
+
+ENTRY_BYTES = 20
+ENTRY = struct.Struct(">qiq")
+BLANK_SIZE = 0x7FFFFFFF
+_BLANK = ENTRY.pack(0, BLANK_SIZE, 0)
+_RESERVE_FIRST_BYTES = 64 << 10
+_RESERVE_MOST_BYTES = 1 << 20
+
+
+class ConsumeQueue:
+    """One queue. `write_map`, `write_at` and `write_limit` are for the hot path: see `put`.
+
+    `min_offset` is the first entry whose message is still in the log, `max_offset` the next one to be written.
+    """
+
+    __slots__ = (
+        "_bases", "_directory", "_file_bytes", "_pool", "_write_base", "dirty", "magic", "max_offset", "min_offset",
+        "named_on_disk", "queue_id", "topic", "topic_bytes", "write_at", "write_limit", "write_map", "write_path",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.magic, self.topic_bytes = topic_field(topic)
+        self.min_offset = 0
+        self.max_offset = 0
+        self.dirty = False  # the flush thread has been told of the file that is written to
+        self.named_on_disk = directory  # the last file whose name is known to be on disk
+        self._directory = directory
+        self._file_bytes = entries_per_file * ENTRY_BYTES
+        self._pool = pool
+        self._bases = list_bases(directory, self._file_bytes)
+        self._write_base = -1
+        self.write_map: mmap.mmap | None = None
+        self.write_path = directory
+        self.write_at = 0
+        self.write_limit = 0
+
+    # --- files --------------------------------------------------------------------------------------------------------
+    def _forget(self, segment: Segment) -> None:
+        if segment.base == self._write_base:
+            self.write_map = None
+            self.write_limit = 0
+            self._write_base = -1
+
+    def _file(self, base: int) -> Segment:
+        segment = self._pool.get(self._directory / file_name(base))
+        if segment is None:
+            segment = self._pool.add(Segment(self._directory, base, self._file_bytes), self._forget)
+        return segment
+
+    def _delete_file(self, base: int) -> None:
+        path = self._directory / file_name(base)
+        self._pool.drop(path)
+        path.unlink(missing_ok=True)
+        self._bases.remove(base)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+    def make_room(self, count: int = 1) -> None:
+        """Makes sure that the next `count` entries can be written; `DiskFull` when they cannot.
+
+        Maps the file of the next entry; files are created as needed, and their blocks reserved.
+        """
+        byte = self.max_offset * ENTRY_BYTES
+        at = byte % self._file_bytes
+        base = byte - at
+        for later in range(base + self._file_bytes, byte + count * ENTRY_BYTES, self._file_bytes):
+            self._with_blocks(later, 0, byte + count * ENTRY_BYTES - later)
+        segment = self._with_blocks(base, at, count * ENTRY_BYTES)
+        if base != self._write_base:
+            self._write_base = base
+            self.write_map = segment.map
+            self.write_path = segment.path
+            self.dirty = False
+        self.write_at = at
+        self.write_limit = segment.reserved_bytes // ENTRY_BYTES * ENTRY_BYTES
+
+    def _with_blocks(self, base: int, at: int, size_bytes: int) -> Segment:
+        """The file, mapped, with blocks for so many bytes from a position on, and some more."""
+        if base in self._bases:
+            segment = self._file(base)
+        else:
+            segment = Segment.create(self._directory, base, self._file_bytes, _RESERVE_FIRST_BYTES)
+            self._bases.append(base)
+            self._pool.add(segment, self._forget)
+        segment.reserved_bytes = max(segment.reserved_bytes, at)
+        segment.reserve(at + max(size_bytes, min(max(at, _RESERVE_FIRST_BYTES), _RESERVE_MOST_BYTES)))
+        segment.release_fd()
+        return segment
+
+    def put(self, log_offset: int, size_bytes: int, tag_code: int) -> None:
+        """Writes the next entry."""
+        if self.write_at >= self.write_limit:
+            self.make_room()
+        assert self.write_map is not None
+        ENTRY.pack_into(self.write_map, self.write_at, log_offset, size_bytes, tag_code)
+        self.write_at += ENTRY_BYTES
+        self.max_offset += 1
+
+    def start_at(self, queue_offset: int) -> None:
+        """Lets an empty queue begin at an offset, with blank entries before it in its first file."""
+        self.destroy()
+        at = queue_offset * ENTRY_BYTES % self._file_bytes
+        self.max_offset = queue_offset - at // ENTRY_BYTES
+        for _ in range(at // ENTRY_BYTES):
+            if self.write_at >= self.write_limit:
+                self.make_room()
+            assert self.write_map is not None
+            self.write_map[self.write_at : self.write_at + ENTRY_BYTES] = _BLANK
+            self.write_at += ENTRY_BYTES
+            self.max_offset += 1
+        self.min_offset = queue_offset
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def entries(self, queue_offset: int, count: int) -> bytes | None:
+        """Up to `count` entries from an offset on, as far as their file goes; None when there is no such file."""
+        byte = queue_offset * ENTRY_BYTES
+        at = byte % self._file_bytes
+        base = byte - at
+        end = min(at + min(count, self.max_offset - queue_offset) * ENTRY_BYTES, self._file_bytes)
+        if base == self._write_base and self.write_map is not None:
+            return self.write_map[at:end]
+        if base not in self._bases:
+            return None
+        return self._file(base).map[at:end]
+
+    def entry(self, queue_offset: int) -> QueueEntry | None:
+        if not self.min_offset <= queue_offset < self.max_offset:
+            return None
+        data = self.entries(queue_offset, 1)
+        return QueueEntry(*ENTRY.unpack(data)) if data else None
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        per_file = self._file_bytes // ENTRY_BYTES
+        return queue_offset - queue_offset % per_file + per_file
+
+    def first(self, matches: Callable[[int, int], bool], low: int, high: int) -> int:
+        """The first entry in [low, high) that matches (log offset, size), if those that match are the last ones."""
+        while low < high:
+            middle = (low + high) // 2
+            byte = middle * ENTRY_BYTES
+            at = byte % self._file_bytes
+            log_offset, size, _ = ENTRY.unpack_from(self._file(byte - at).map, at)
+            if matches(log_offset, size):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    @property
+    def first_stored_offset(self) -> int:
+        """The first entry that the files have, whether its message is still in the log or not."""
+        return self._bases[0] // ENTRY_BYTES if self._bases else 0
+
+    def last_record_end(self) -> tuple[int, int]:
+        """Log offset of the last entry's record, and of what follows it; (-1, -1) in an empty queue."""
+        if self.max_offset <= self.first_stored_offset:
+            return -1, -1
+        data = self.entries(self.max_offset - 1, 1)
+        log_offset, size, _ = ENTRY.unpack(data or _BLANK)
+        return (-1, -1) if size == BLANK_SIZE else (log_offset, log_offset + size)
+
+    # --- recovery and retention ---------------------------------------------------------------------------------------
+    def find_end(self, below_log_offset: int | None = None) -> None:
+        """Sets `max_offset` behind the last entry, or behind the last one below a log offset.
+
+        Entries of files before the last are taken to be whole, since a file is flushed when the next one is begun.
+        """
+
+        def is_end(log_offset: int, size: int) -> bool:
+            if size <= 0 or log_offset < 0:
+                return True
+            return below_log_offset is not None and size != BLANK_SIZE and log_offset >= below_log_offset
+
+        low, high = 0, len(self._bases)
+        while high - low > 1:  # the last file whose first entry is one; the first file counts in any case
+            middle = (low + high) // 2
+            log_offset, size, _ = ENTRY.unpack_from(self._file(self._bases[middle]).map)
+            if is_end(log_offset, size):
+                high = middle
+            else:
+                low = middle
+        if self._bases:
+            start = self._bases[low] // ENTRY_BYTES
+            self.max_offset = self.first(is_end, start, start + self._file_bytes // ENTRY_BYTES)
+        self.write_limit = 0
+
+    def cut(self) -> None:
+        """Makes zeros of what lies behind `max_offset`, and deletes the files behind it."""
+        byte = self.max_offset * ENTRY_BYTES
+        for base in self._bases[:]:
+            if base >= byte and base != self._bases[0]:
+                self._delete_file(base)
+            elif base + self._file_bytes > byte:
+                segment = self._file(base)
+                segment.cut(max(byte - base, 0))
+                segment.release_fd()
+        self.write_limit = 0
+
+    def correct_min_offset(self, log_min_offset: int) -> None:
+        """Moves `min_offset` to the first entry whose message is still in the log; to `max_offset` if none is."""
+
+        def is_alive(log_offset: int, size: int) -> bool:
+            return size != BLANK_SIZE and log_offset >= log_min_offset
+
+        low = max(self.min_offset, self.first_stored_offset)
+        self.min_offset = self.first(is_alive, min(low, self.max_offset), self.max_offset)
+
+    def delete_before(self, log_min_offset: int) -> int:
+        """Deletes the files all of whose messages are gone, but never the last; says how many."""
+        deleted = 0
+        while len(self._bases) > 1:
+            last = self._file(self._bases[0]).map[-ENTRY_BYTES:]
+            if ENTRY.unpack(last)[0] >= log_min_offset:
+                break
+            self._delete_file(self._bases[0])
+            deleted += 1
+        self.correct_min_offset(log_min_offset)
+        return deleted
+
+    def destroy(self) -> None:
+        """Back to an empty queue without files."""
+        for base in self._bases[:]:
+            self._delete_file(base)
+        if self._directory.is_dir():
+            shutil.rmtree(self._directory)
+        self.min_offset = self.max_offset = 0
+        self.write_at = self.write_limit = 0
+
+
+class QueueTable:
+    """All queues of a store, under `<root>/consumequeue/<topic>/<queue id>/`."""
+
+    def __init__(self, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
+        self._directory = directory
+        self._entries_per_file = entries_per_file
+        self._pool = pool
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.get = self._queues.get
+        if directory.is_dir():
+            for topic in directory.iterdir():
+                for queue in topic.iterdir() if topic.is_dir() else ():
+                    if queue.name.isdigit() and queue.is_dir():
+                        self.create(topic.name, int(queue.name))
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, new if there is none yet. Its files come with its first entry."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            # The name becomes a directory: whatever the broker lets through, it must stay below ours.
+            if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or len(topic.encode()) > 255:
+                raise StoreError(f"{topic[:300]!r} cannot be the name of a topic")
+            directory = self._directory / topic / str(queue_id)
+            queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def delete_topic(self, topic: str) -> bool:
+        """Forgets the queues of a topic and deletes their files."""
+        keys = [key for key in self._queues if key[0] == topic]
+        for key in keys:
+            self._queues.pop(key).destroy()
+        if keys:
+            shutil.rmtree(self._directory / topic, ignore_errors=True)
+        return bool(keys)
+
+    def destroy(self) -> None:
+        for queue in self:
+            self.delete_topic(queue.topic)

@@ -1,0 +1,166 @@
+"""What the queues and the index take from a message, and how a record of the log is put into them again.
+
+A new message is dispatched by `Store.append` itself, in the same call that writes it. `Dispatcher` does the same for
+records that recovery finds in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from zlib import crc32
+
+import msgspec
+
+from skylark.store.api import StoreError
+from skylark.store.consumequeue import ConsumeQueue, QueueTable
+from skylark.store.index import IndexService
+from skylark.wire.message import (
+    KEY_SEPARATOR,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    RECORD_HEADERS,
+    SYS_FLAG_POSITION,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+    decode_properties,
+    tag_code,
+)
+
+log = logging.getLogger(__name__)
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
+UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
+_SIZE_AND_MAGIC = struct.Struct(">iI")
+_I32 = struct.Struct(">i")
+_I16 = struct.Struct(">h")
+_U16 = struct.Struct(">H")
+
+
+def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays_ms: tuple[int, ...]) -> int:
+    """The tag field of a queue entry: the tag's hash, or for a delayed message the time it is due, in ms."""
+    if topic == SCHEDULE_TOPIC:
+        word = properties.get(PROPERTY_DELAY_LEVEL, "")
+        level = min(int(word), len(delays_ms)) if word.isdecimal() else 0
+        if level > 0:
+            return store_ms + delays_ms[level - 1]
+    return tag_code(properties.get(PROPERTY_TAGS))
+
+
+def index_keys(properties: dict[str, str], sys_flag: int) -> list[str]:
+    """What a message can be found by: its unique key, each of its keys, and "T#" with its tags."""
+    keys: list[str] = []
+    if sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_ROLLBACK:
+        return keys
+    get = properties.get
+    if unique := get(PROPERTY_UNIQUE_KEY):
+        keys.append(unique)
+    if words := get(PROPERTY_KEYS):
+        if KEY_SEPARATOR in words:
+            keys += [word for word in words.split(KEY_SEPARATOR) if word]
+        else:
+            keys.append(words)
+    if tags := get(PROPERTY_TAGS):
+        keys.append("T#" + tags)
+    return keys
+
+
+class LogRecord(msgspec.Struct, gc=False):
+    """A record that was found whole in the log. `size_bytes` 0: the rest of the segment is blank."""
+
+    log_offset: int
+    size_bytes: int
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    sys_flag: int = 0
+    store_ms: int = 0
+    properties_data: bytes = b""
+
+
+def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
+    """The record at a position of a segment, with all that can be checked about it; None when it is not one.
+
+    The checksum covers the body only. A record cut short by a crash leaves zeros, so properties that end in one, which
+    no writer makes, mean that the record is torn.
+    """
+    try:
+        size, magic = _SIZE_AND_MAGIC.unpack_from(segment, at)
+        if magic == MAGIC_BLANK:
+            return LogRecord(base + at, 0)
+        if magic not in (MAGIC_V1, MAGIC_V2) or not 0 < size <= len(segment) - at:
+            return None
+        (sys_flag,) = _I32.unpack_from(segment, at + SYS_FLAG_POSITION)
+        header = RECORD_HEADERS[sys_flag >> 4 & 3]
+        (
+            _, _, crc, queue_id, _, queue_offset, log_offset, _, _, _, store_ms, _, _, _, body_size,
+        ) = header.unpack_from(segment, at)  # fmt: skip
+        end = at + size
+        body_at = at + header.size
+        topic_at = body_at + body_size
+        if log_offset != base + at or body_size < 0 or topic_at >= end:
+            return None
+        if magic == MAGIC_V1:
+            topic_size = segment[topic_at]
+            topic_at += 1
+        else:
+            (topic_size,) = _U16.unpack_from(segment, topic_at)
+            topic_at += 2
+        properties_at = topic_at + topic_size + 2
+        (properties_size,) = _I16.unpack_from(segment, properties_at - 2)
+        if properties_size < 0 or properties_at + properties_size != end:
+            return None
+        if body_size and crc32(segment[body_at : body_at + body_size]) & 0x7FFFFFFF != crc:
+            return None
+        if properties_size and not segment[end - 1]:
+            return None
+        topic = str(segment[topic_at : topic_at + topic_size], "utf-8")
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return LogRecord(
+        log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(segment[properties_at:end])
+    )
+
+
+class Dispatcher:
+    """Puts records that are already in the log into the queues and the index, once each."""
+
+    def __init__(self, queues: QueueTable, index: IndexService | None, delays_ms: tuple[int, ...]) -> None:
+        self._queues = queues
+        self._index = index
+        self._delays_ms = delays_ms
+        # Queues whose next record has an offset they cannot have yet: entries before it are missing.
+        self.lagging: set[ConsumeQueue] = set()
+
+    def to_queue(self, record: LogRecord, *, from_the_first: bool, only: set[ConsumeQueue] | None = None) -> None:
+        """Adds the record's entry unless the queue has it. `from_the_first`: the log has no older records."""
+        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED:
+            return
+        try:
+            queue = self._queues.create(record.topic, record.queue_id)
+        except StoreError as error:
+            log.warning("no queue for the record at log offset %d: %s", record.log_offset, error)
+            return
+        if (only is not None and queue not in only) or record.queue_offset < queue.max_offset:
+            return
+        if record.queue_offset > queue.max_offset:
+            if not from_the_first:
+                self.lagging.add(queue)
+                return
+            # Its older messages are gone from the log. Where entries are missing in between nothing can be served.
+            queue.start_at(record.queue_offset)
+        properties = decode_properties(record.properties_data)
+        code = queue_tag_code(record.topic, properties, record.store_ms, self._delays_ms)
+        queue.put(record.log_offset, record.size_bytes, code)
+
+    def to_index(self, record: LogRecord) -> None:
+        if self._index is not None:
+            keys = index_keys(decode_properties(record.properties_data), record.sys_flag)
+            self._index.put(record.topic, keys, record.log_offset, record.store_ms)

@@ -1,0 +1,200 @@
+"""Brings what was written to disk: one thread, group commit.
+
+`wait` gives a future that is done when the log is on disk up to an offset. While the thread is inside an fdatasync, more
+futures gather; the next fdatasync serves all of them, and wakes the event loop once.
+
+In the same thread, less often: the queue files, the index, and after them the checkpoint, so that it only ever names
+what is on disk.
+
+When fdatasync of the log fails, the kernel may have dropped the pages it could not write, and a later success says
+nothing about them. So the store is fenced for good: waiting and later futures fail, nothing more is flushed, and the
+abort marker stays for the next start to find out what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from skylark.store.api import NotWriteable, StoreConfig
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.commitlog import CommitLog
+from skylark.store.consumequeue import ConsumeQueue
+from skylark.store.index import IndexService
+from skylark.store.segments import Segment, sync_directory
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """What the append path tells the flush thread. Written by the event loop, read by the thread."""
+
+    __slots__ = ("dirty_queue_files", "last_log_offset", "last_store_ms")
+
+    def __init__(self, last_log_offset: int, last_store_ms: int) -> None:
+        self.last_log_offset = last_log_offset
+        self.last_store_ms = last_store_ms
+        self.dirty_queue_files: deque[tuple[ConsumeQueue, Path]] = deque()
+
+
+def sync_segment(segment: Segment) -> None:
+    segment.sync()
+
+
+def _sync_queue_file(queue: ConsumeQueue, path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        if queue.named_on_disk != path:
+            for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
+                sync_directory(directory)
+            queue.named_on_disk = path
+    except FileNotFoundError:
+        return  # deleted meanwhile, with its topic or by retention
+
+
+class Flusher:
+    """The flush thread. `start`, then `wait` from an event loop, then `stop`."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        index: IndexService | None,
+        checkpoint: Checkpoint,
+        progress: Progress,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._log = commit_log
+        self._index = index
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._on_failure = on_failure
+        self.flushed_offset = 0
+        self.failure: str | None = None
+        self.derived_failed = False
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._flushing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="skylark-flush", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after a last complete flush."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wait(self, log_end_offset: int) -> asyncio.Future[None]:
+        """A future that is done when the log is on disk up to an offset, and fails with `NotWriteable` otherwise."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.failure is not None:
+            future.set_exception(NotWriteable(self.failure))
+        elif log_end_offset <= self.flushed_offset:
+            future.set_result(None)
+        else:
+            self._waiters.append((log_end_offset, future))
+            if not self._wake.is_set():
+                self._wake.set()
+        return future
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        interval_s = self._config.flush_interval_ms / 1000
+        queues_due = index_due = time.monotonic()
+        while not self._stopping:
+            self._wake.wait(interval_s)
+            self._wake.clear()
+            self.flush_log()
+            now = time.monotonic()
+            if now >= queues_due and self.failure is None:
+                queues_due = now + self._config.queue_flush_interval_ms / 1000
+                with_index = now >= index_due
+                if with_index:
+                    index_due = now + self._config.index_flush_interval_ms / 1000
+                self.flush_derived(with_index=with_index)
+        self.flush_log()
+
+    def flush_log(self) -> None:
+        """Brings the log to disk up to its present end and lets those go who waited for it."""
+        with self._flushing:
+            if self.failure is None:
+                try:
+                    self._sync_log()
+                except OSError as error:
+                    self.failure = f"flushing the commit log failed: {error}; the store is fenced"
+                    log.critical("%s", self.failure)
+                    self._on_failure(self.failure)
+            self._release_waiters()
+
+    def _sync_log(self) -> None:
+        start, end = self.flushed_offset, self._log.end_offset
+        if end <= start:
+            return
+        for segment in self._log.segments_between(start, end):
+            sync_segment(segment)
+        self.flushed_offset = end
+
+    def _release_waiters(self) -> None:
+        waiters = self._waiters
+        done: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        while waiters and (self.failure is not None or waiters[0][0] <= self.flushed_offset):
+            _, future = waiters.popleft()
+            done.setdefault(future.get_loop(), []).append(future)
+        for loop, futures in done.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, futures, self.failure)
+
+    def flush_derived(self, *, with_index: bool) -> None:
+        """Brings queue files, and the index if asked for, to disk and then writes the checkpoint.
+
+        Their failure does not stop the store, since they can be made from the log again; but the checkpoint then stays
+        where it is, and recovery starts from there.
+        """
+        last_log_offset, last_store_ms = self._progress.last_log_offset, self._progress.last_store_ms
+        self.flush_log()
+        if self.failure is not None or self.derived_failed:
+            return
+        checkpoint = self._checkpoint
+        dirty = self._progress.dirty_queue_files
+        try:
+            for _ in range(len(dirty)):
+                queue, path = dirty.popleft()
+                queue.dirty = False
+                _sync_queue_file(queue, path)
+            if with_index and self._index is not None:
+                self._index.flush()
+                checkpoint.index_ms = max(checkpoint.index_ms, self._index.sealed_timestamp_ms)
+                checkpoint.index_log_offset = self._index.durable_log_offset
+            if last_log_offset != checkpoint.logics_offset or with_index:
+                checkpoint.physic_ms = checkpoint.logics_ms = last_store_ms
+                checkpoint.logics_offset = last_log_offset
+                checkpoint.confirm_offset = last_log_offset
+                checkpoint.flush()
+        except OSError as error:
+            self.derived_failed = True
+            log.error("flushing consume queues, index or checkpoint failed, the checkpoint stays behind: %s", error)
+
+
+def _resolve(futures: list[asyncio.Future[None]], failure: str | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(NotWriteable(failure))

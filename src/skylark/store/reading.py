@@ -1,0 +1,148 @@
+"""Reads of a queue: a run of messages from an offset on, and offsets by time.
+
+The outcomes, the corrected next offset and the limits are those of Apache's `DefaultMessageStore.getMessage`, which
+clients rely on: up to 32 messages or 256 KiB when the messages are thought to be in memory, 8 or 64 KiB when they lie
+so far back that they are read from disk; at most 800 entries (or the asked count) looked at, none beyond the queue file
+that the read begins in. The checksum is not looked at here, as it is not by Apache: the consumer checks it, and
+`Store.message_at` does.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+
+from skylark.store.api import ReadResult, ReadStatus, StoreConfig
+from skylark.store.commitlog import CommitLog
+from skylark.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, ConsumeQueue, QueueTable
+from skylark.wire.message import SYS_BORN_HOST_V6, SYS_FLAG_POSITION
+
+MAX_READ_BYTES = 128 << 20
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+_BORN_HOST_POSITION = 48
+
+
+class QueueReader:
+    def __init__(self, config: StoreConfig, commit_log: CommitLog, queues: QueueTable) -> None:
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+        memory = config.physical_memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._cached_bytes = memory * config.memory_ratio // 100
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        wants: Callable[[int], bool] | None,
+        accepts: Callable[[memoryview], bool] | None,
+    ) -> ReadResult:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if high == 0:
+            return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        if offset < low:
+            return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
+        if offset == high:
+            return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if offset > high:
+            return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        return self._collect(queue, offset, max_count, max_bytes, wants, accepts)
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        wants: Callable[[int], bool] | None,
+        accepts: Callable[[memoryview], bool] | None,
+    ) -> ReadResult:
+        """The messages of a read that begins inside the queue."""
+        config = self._config
+        max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
+        scan_count = max(-(-config.max_filter_bytes // ENTRY_BYTES), max_count)
+        stop = min(queue.max_offset, offset + scan_count, queue.next_file_offset(offset))
+        result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, queue.min_offset, queue.max_offset, slices=[])
+        slices = result.slices
+        cached_from = self._log.end_offset - self._cached_bytes
+        total = count = 0
+        next_offset = offset
+        log_offset = skip_before = 0
+        full = False
+        while next_offset < stop and not full:
+            # A plain read needs as many entries as messages; only filters look further.
+            data = queue.entries(next_offset, min(stop - next_offset, max(max_count, 32)))
+            if not data:
+                result.status = ReadStatus.OFFSET_FOUND_NULL
+                next_offset = queue.next_file_offset(next_offset)
+                break
+            for entry_log_offset, size, code in ENTRY.iter_unpack(data):
+                if total:
+                    if entry_log_offset >= cached_from:
+                        most_bytes, most = config.max_transfer_bytes_in_memory, config.max_transfer_count_in_memory
+                    else:
+                        most_bytes, most = config.max_transfer_bytes_on_disk, config.max_transfer_count_on_disk
+                    if count >= max_count or count >= most or total + size > max_bytes or total + size > most_bytes:
+                        full = True
+                        break
+                log_offset = entry_log_offset
+                next_offset += 1
+                if log_offset < skip_before or (wants is not None and not wants(code)):
+                    continue
+                view = self._log.slice(log_offset, size)
+                if view is None:
+                    if not total:
+                        result.status = ReadStatus.MESSAGE_WAS_REMOVING
+                    skip_before = self._log.next_segment_offset(log_offset)
+                    continue
+                if accepts is not None and not accepts(view):
+                    if not total:
+                        result.status = ReadStatus.NO_MATCHED_MESSAGE
+                    continue
+                slices.append(view)
+                total += size
+                count += 1
+                skip_before = 0
+        if total:
+            result.status = ReadStatus.FOUND
+        result.next_offset = next_offset
+        result.size_bytes = total
+        result.from_disk = log_offset < cached_from
+        return result
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+    def record_time(self, log_offset: int, size_bytes: int) -> int:
+        """When the record at a place of the log was stored, in ms; -1 when it is not there."""
+        view = self._log.slice(log_offset, size_bytes) if size_bytes != BLANK_SIZE else None
+        if view is None or len(view) < _BORN_HOST_POSITION + 28:
+            return -1
+        (sys_flag,) = _I32.unpack_from(view, SYS_FLAG_POSITION)
+        at = _BORN_HOST_POSITION + (20 if sys_flag & SYS_BORN_HOST_V6 else 8)
+        store_ms: int = _I64.unpack_from(view, at)[0]
+        return store_ms
+
+    def entry_time(self, queue: ConsumeQueue, offset: int) -> int:
+        entry = queue.entry(offset)
+        return self.record_time(entry.log_offset, entry.size_bytes) if entry is not None else -1
+
+    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, *, upper: bool) -> int:
+        """The first message stored at a time or later; with `upper`, the last one stored at a time or before.
+
+        When all are older the answers are the queue's end and its last message, when all are newer its beginning.
+        """
+        low, high = queue.min_offset, queue.max_offset
+
+        def is_later(log_offset: int, size: int) -> bool:
+            store_ms = self.record_time(log_offset, size)
+            return store_ms > timestamp_ms if upper else store_ms >= timestamp_ms
+
+        found = queue.first(is_later, low, high)
+        return max(found - 1, low) if upper else found

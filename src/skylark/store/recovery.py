@@ -1,0 +1,193 @@
+"""Opening a store: where the log ends, and queues and index that agree with it.
+
+The log is the truth; it is read from a place that is known to be good, up to the first record that is not whole.
+
+- After a clean stop that place is the newest record that any queue knows.
+- After a crash (the abort marker is there) it is the record that the checkpoint names: what lies before it was on disk
+  with its queue entries. What the queues hold beyond it is dropped, since pages of theirs may be missing, and dispatched
+  again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest segment that
+  begins before its time stamps, and that to the beginning of the log.
+- The log is cut behind the last whole record, and what follows becomes zeros.
+- A queue that turns out to lack entries (its files were deleted) is built again from the whole log.
+
+So the time it takes depends on what was written since the last checkpoint, not on the size of the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.commitlog import CommitLog
+from skylark.store.consumequeue import ConsumeQueue, QueueTable
+from skylark.store.dispatch import Dispatcher, LogRecord, inspect
+from skylark.store.index import IndexService
+
+log = logging.getLogger(__name__)
+
+# Keys are looked up rarely: a broker that starts now is worth more than the keys of older messages.
+INDEX_REBUILD_MAX_BYTES = 256 << 20
+
+
+class Recovered(msgspec.Struct):
+    """What recovery found: where it started, the end of the log and its last record."""
+
+    start_offset: int = 0
+    end_offset: int = 0
+    last_log_offset: int = 0
+    last_store_ms: int = 0
+    record_count: int = 0
+
+
+class LogScan:
+    """Iterates over the whole records of the log from an offset on; afterwards `end_offset` is where they ended."""
+
+    def __init__(self, commit_log: CommitLog, start_offset: int) -> None:
+        self._log = commit_log
+        self.end_offset = start_offset
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        segments = self._log.segments
+        for place, segment in enumerate(segments):
+            if segment.base + segment.size_bytes <= self.end_offset:
+                continue
+            view = segment.view
+            at = self.end_offset - segment.base
+            while True:
+                record = inspect(view, at, segment.base)
+                if record is None:
+                    return
+                if record.size_bytes == 0:
+                    break
+                yield record
+                at += record.size_bytes
+                self.end_offset = segment.base + at
+            following = segments[place + 1] if place + 1 < len(segments) else None
+            if following is None or following.base != segment.base + segment.size_bytes:
+                return
+            if inspect(following.view, 0, following.base) is None:
+                return  # the blank record stays outside, so that the end is never beyond the last record's segment
+            self.end_offset = following.base
+
+
+def recover(
+    commit_log: CommitLog,
+    queues: QueueTable,
+    index: IndexService | None,
+    checkpoint: Checkpoint,
+    delays_ms: tuple[int, ...],
+    *,
+    clean: bool,
+) -> Recovered:
+    """Brings log, queues and index of a store that was just opened into agreement."""
+    if not commit_log.segments:
+        if len(queues):
+            log.warning("the commit log is gone, so the consume queues are deleted")
+        queues.destroy()
+        if index is not None:
+            index.truncate_from(0)
+        return Recovered()
+    dispatcher = Dispatcher(queues, index, delays_ms)
+    start = _start_after_clean_stop(commit_log, queues) if clean else None
+    if start is None:
+        if clean:
+            log.warning("the consume queues do not fit the log, recovering as after a crash")
+            clean = False
+        start = _start_after_crash(commit_log, checkpoint)
+        for queue in queues:
+            queue.find_end(start)
+            _drop_strangers(queue, commit_log)
+            queue.cut()
+    result = Recovered(start_offset=start)
+    scan = LogScan(commit_log, start)
+    from_the_first = start == commit_log.min_offset
+    for record in scan:
+        dispatcher.to_queue(record, from_the_first=from_the_first)
+        result.last_log_offset = record.log_offset
+        result.last_store_ms = record.store_ms
+        result.record_count += 1
+    result.end_offset = scan.end_offset
+    commit_log.truncate(scan.end_offset)
+    if dispatcher.lagging:
+        _rebuild(commit_log, dispatcher, dispatcher.lagging)
+    for queue in queues:
+        queue.correct_min_offset(commit_log.min_offset)
+    if index is not None:
+        _recover_index(commit_log, dispatcher, index, checkpoint, result, clean=clean)
+    return result
+
+
+def _is_record(commit_log: CommitLog, log_offset: int) -> bool:
+    record = commit_log.record(log_offset)
+    return record is not None and inspect(record, 0, log_offset) is not None
+
+
+def _start_after_clean_stop(commit_log: CommitLog, queues: QueueTable) -> int | None:
+    """The newest record with a queue entry; None when it is not in the log, which a clean stop does not leave."""
+    newest = -1
+    for queue in queues:
+        queue.find_end()
+        newest = max(newest, queue.last_record_end()[0])
+    if newest < commit_log.min_offset:
+        return commit_log.min_offset
+    return newest if _is_record(commit_log, newest) else None
+
+
+def _start_after_crash(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
+    if checkpoint.logics_offset > commit_log.min_offset and _is_record(commit_log, checkpoint.logics_offset):
+        return checkpoint.logics_offset
+    safe_ms = checkpoint.min_timestamp_ms(with_index=False)
+    for segment in reversed(commit_log.segments):
+        first = inspect(segment.view, 0, segment.base)
+        if first is not None and 0 < first.store_ms <= safe_ms:
+            return segment.base
+    return commit_log.min_offset
+
+
+def _drop_strangers(queue: ConsumeQueue, commit_log: CommitLog) -> None:
+    """Steps back over last entries that are not of this queue: other writers leave old entries behind the end."""
+    while queue.max_offset > queue.first_stored_offset:
+        log_offset, end = queue.last_record_end()
+        if log_offset < commit_log.min_offset:
+            return
+        data = commit_log.slice(log_offset, end - log_offset)
+        record = inspect(data, 0, log_offset) if data is not None else None
+        if record is not None and (record.queue_offset, record.queue_id) == (queue.max_offset - 1, queue.queue_id):
+            return
+        queue.max_offset -= 1
+
+
+def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue]) -> None:
+    names = ", ".join(sorted(f"{queue.topic}-{queue.queue_id}" for queue in lagging)[:10])
+    log.warning("%d consume queues lack entries and are built again from the log: %s", len(lagging), names)
+    for queue in lagging:
+        queue.destroy()
+    for record in LogScan(commit_log, commit_log.min_offset):
+        dispatcher.to_queue(record, from_the_first=True, only=lagging)
+
+
+def _recover_index(
+    commit_log: CommitLog,
+    dispatcher: Dispatcher,
+    index: IndexService,
+    checkpoint: Checkpoint,
+    result: Recovered,
+    *,
+    clean: bool,
+) -> None:
+    if clean:
+        # What was put last may have had no keys: the checkpoint then knows more than the files.
+        indexed = max(index.truncate_from(result.end_offset), checkpoint.index_log_offset)
+    else:
+        indexed = index.recover(checkpoint.index_ms, checkpoint.index_log_offset, result.end_offset)
+    start = indexed - 1  # the last record that was indexed
+    if start < commit_log.min_offset or not _is_record(commit_log, start):
+        start = commit_log.min_offset
+    if result.end_offset - start > INDEX_REBUILD_MAX_BYTES:
+        log.warning("messages in the log from offset %d to %d are not found by key", indexed, result.start_offset)
+        start = max(start, result.start_offset)
+    for record in LogScan(commit_log, start):
+        dispatcher.to_index(record)

@@ -1,0 +1,203 @@
+"""Fixed-size mapped files, named by the 20-digit offset of their first byte.
+
+A file gets its full size when it is created but no disk blocks: those are reserved step by step, ahead of the write
+position. A write through a mapping into a hole of a full disk would kill the process with SIGBUS; asking for the blocks
+first turns that into a `DiskFull` before a byte is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from skylark.store.api import DiskFull, StoreError
+
+posix_fallocate = os.posix_fallocate  # replaced by tests that fill the disk
+
+NAME_DIGITS = 20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def file_name(base: int) -> str:
+    return f"{base:0{NAME_DIGITS}d}"
+
+
+def list_bases(directory: Path, size_bytes: int) -> list[int]:
+    """The start offsets of the files in a directory, in order. A last file that never got its size is removed."""
+    bases = []
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
+    except FileNotFoundError:
+        return []
+    found = sorted((name, size) for name, size in found if len(name) == NAME_DIGITS and name.isdigit())
+    for place, (name, size) in enumerate(found, 1):
+        if size == 0 and place == len(found):
+            (directory / name).unlink()
+        elif size != size_bytes:
+            raise StoreError(f"{directory / name} has {size} bytes, the configuration says {size_bytes}")
+        else:
+            bases.append(int(name))
+    return bases
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names of new files survive a power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Segment:
+    """One file under a mapping. The mapping is made when it is first needed."""
+
+    __slots__ = ("_fd", "_map", "_view", "base", "named_on_disk", "path", "reserved_bytes", "size_bytes")
+
+    def __init__(self, directory: Path, base: int, size_bytes: int) -> None:
+        self.path = directory / file_name(base)
+        self.base = base
+        self.size_bytes = size_bytes
+        self.reserved_bytes = 0  # blocks are known to be there up to here
+        self.named_on_disk = True
+        self._fd = -1
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @classmethod
+    def create(cls, directory: Path, base: int, size_bytes: int, reserve_bytes: int) -> Segment:
+        """A new file with its first blocks; on a full disk nothing is left behind."""
+        segment = cls(directory, base, size_bytes)
+        segment.named_on_disk = False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            segment._fd = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            os.ftruncate(segment._fd, size_bytes)
+            segment.reserve(reserve_bytes)
+        except (OSError, StoreError) as error:
+            segment.close()
+            segment.path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise _store_error(error, f"cannot create {segment.path}") from error
+            raise
+        return segment
+
+    @property
+    def fd(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._fd
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The writable mapping."""
+        if self._map is None:
+            self._map = mmap.mmap(self.fd, self.size_bytes)
+        return self._map
+
+    @property
+    def view(self) -> memoryview:
+        """The read-only whole, to be sliced for readers."""
+        if self._view is None:
+            self._view = memoryview(self.map).toreadonly()
+        return self._view
+
+    def reserve(self, until_bytes: int) -> None:
+        """Takes blocks up to a position in the file; `DiskFull` when there are none."""
+        until_bytes = min(until_bytes, self.size_bytes)
+        if until_bytes <= self.reserved_bytes:
+            return
+        try:
+            posix_fallocate(self.fd, self.reserved_bytes, until_bytes - self.reserved_bytes)
+        except OSError as error:
+            raise _store_error(error, f"cannot reserve space in {self.path}") from error
+        self.reserved_bytes = until_bytes
+
+    def cut(self, position: int) -> None:
+        """Makes everything from a position on zeros and gives its blocks back."""
+        os.ftruncate(self.fd, position)
+        os.ftruncate(self.fd, self.size_bytes)
+        self.reserved_bytes = min(self.reserved_bytes, position)
+
+    def sync(self) -> None:
+        """Brings all written pages to disk. Raises OSError."""
+        os.fdatasync(self.fd)
+        if not self.named_on_disk:
+            sync_directory(self.path.parent)
+            self.named_on_disk = True
+
+    def release_fd(self) -> None:
+        """Gives the descriptor back; the mapping keeps its own."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> bool:
+        """Unmaps the file, unless a reader still holds a slice of it: then it says False and stays mapped."""
+        if self._view is not None:
+            self._view.release()
+            self._view = None
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                return False
+            self._map = None
+        self.release_fd()
+        return True
+
+    def delete(self) -> bool:
+        """Deletes the file, unless it is in use."""
+        if not self.close():
+            return False
+        self.path.unlink(missing_ok=True)
+        return True
+
+
+def _store_error(error: OSError, what: str) -> StoreError:
+    kind = DiskFull if error.errno in _NO_SPACE else StoreError
+    return kind(f"{what}: {error.strerror}")
+
+
+class MappingPool:
+    """A bounded number of mapped files: the one used longest ago is unmapped to make room for another.
+
+    Only for files whose slices are copied out at once; their owners hear of an eviction and drop what they keep.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = max(capacity, 1)
+        self._segments: dict[Path, tuple[Segment, Callable[[Segment], None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def get(self, path: Path) -> Segment | None:
+        found = self._segments.pop(path, None)
+        if found is None:
+            return None
+        self._segments[path] = found  # now the newest
+        return found[0]
+
+    def add(self, segment: Segment, on_evict: Callable[[Segment], None]) -> Segment:
+        while len(self._segments) >= self._capacity:
+            self.drop(next(iter(self._segments)))
+        self._segments[segment.path] = (segment, on_evict)
+        segment.map  # noqa: B018 -- mapped now, so that the descriptor can go
+        segment.release_fd()
+        return segment
+
+    def drop(self, path: Path) -> None:
+        found = self._segments.pop(path, None)
+        if found is not None:
+            segment, on_evict = found
+            on_evict(segment)
+            segment.close()
+
+    def clear(self) -> None:
+        for path in list(self._segments):
+            self.drop(path)

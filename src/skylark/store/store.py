@@ -1,0 +1,365 @@
+"""`Store`: a directory of messages, in Apache's layout.
+
+    <root>/commitlog/   the log                         <root>/checkpoint   what is known to be on disk
+    <root>/consumequeue/<topic>/<queue id>/             <root>/abort        there while the store is open
+    <root>/index/       lookup by key                   <root>/lock         locked while the store is open
+
+One thread, that of the event loop, calls everything here. A message is in the log, in its queue and in the index when
+`append` returns, and on disk when `wait_flushed` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+from typing import Literal
+from zlib import crc32
+
+from skylark.store.api import (
+    Appended,
+    CleanReport,
+    MessageTooLarge,
+    NotWriteable,
+    PropertiesTooLarge,
+    QueryResult,
+    QueueEntry,
+    ReadResult,
+    StoreConfig,
+    StoreError,
+    parse_delay_levels,
+)
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.commitlog import BLANK_BYTES, CommitLog
+from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
+from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, index_keys, queue_tag_code
+from skylark.store.flush import Flusher, Progress
+from skylark.store.index import IndexService
+from skylark.store.lock import DirectoryLock
+from skylark.store.reading import MAX_READ_BYTES, QueueReader
+from skylark.store.recovery import recover
+from skylark.store.retention import Retention
+from skylark.store.segments import MappingPool
+from skylark.wire.message import (
+    PROPERTIES_MAX_BYTES,
+    PROPERTY_TAGS,
+    RECORD_HEADERS,
+    SYS_BORN_HOST_V6,
+    SYS_STORE_HOST_V6,
+    SYS_TRANSACTION_MASK,
+    BadRecord,
+    Message,
+    StoredMessage,
+    decode_record,
+    encode_properties,
+    host_bits,
+    tag_code,
+)
+
+log = logging.getLogger(__name__)
+
+_QUERY_MAX_COUNT = 64
+_HOST_BITS = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
+_CLOSED = "the store is closed"
+
+
+class Store:
+    """Messages on disk. Made by `Store.open`, ended by `close`; see the module's docstring."""
+
+    def __init__(self, config: StoreConfig, lock: DirectoryLock) -> None:
+        """For `open`, which says whether the last stop was a clean one."""
+        root = config.root
+        self.config = config
+        self.on_arrival: Callable[[str, int, int, int], None] | None = None
+        self._directory_lock = lock
+        self._abort_path = root / "abort"
+        self._delays_ms = parse_delay_levels(config.delay_levels)
+        self._log = CommitLog(config.commit_log_dir or root / "commitlog", config.segment_bytes)
+        self._pool = MappingPool(min(config.max_mapped_queue_files, _raise_open_files_limit() // 4))
+        self._queues = QueueTable(root / "consumequeue", config.queue_entries_per_file, self._pool)
+        self._index = None
+        if config.index_enabled:
+            self._index = IndexService(root / "index", config.index_slots, config.index_entries)
+        self._index_behind = False
+        self._checkpoint = Checkpoint(root / "checkpoint")
+        self._refusal: str | None = None
+        self._store_host = config.store_host
+        clean = not self._abort_path.exists()
+        found = recover(self._log, self._queues, self._index, self._checkpoint, self._delays_ms, clean=clean)
+        log.info(
+            "%s: log from %d to %d, %d queues, %d records checked after %s stop",
+            root, self._log.min_offset, found.end_offset, len(self._queues), found.record_count,
+            "a clean" if clean else "an unclean",
+        )  # fmt: skip
+        self._progress = Progress(found.last_log_offset, found.last_store_ms)
+        self._reader = QueueReader(config, self._log, self._queues)
+        self._flusher = Flusher(config, self._log, self._index, self._checkpoint, self._progress, self._fence)
+        self._flusher.flushed_offset = self._log.end_offset if clean else found.start_offset
+        self._retention = Retention(config, self._log, self._queues, self._index, lambda: self._flusher.flushed_offset)
+        if not clean:
+            # Whatever the crash left in memory only is brought to disk before it is built upon.
+            self._flusher.flush_log()
+
+    @classmethod
+    def open(cls, config: StoreConfig) -> Store:
+        """Opens the directory, or makes it, and recovers what it holds. Blocks; raises `StoreError`."""
+        try:
+            (config.commit_log_dir or config.root / "commitlog").mkdir(parents=True, exist_ok=True)
+            (config.root / "consumequeue").mkdir(parents=True, exist_ok=True)
+            lock = DirectoryLock(config.root / "lock")
+            try:
+                store = cls(config, lock)
+                store._abort_path.write_text(str(os.getpid()))
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise StoreError(f"cannot open the store in {config.root}: {error}") from error
+        store._flusher.start()
+        return store
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+    def append(self, message: Message, now_ms: int) -> Appended:
+        """Stores one message; nothing is stored when it raises."""
+        return self.append_batch((message,), now_ms)[0]
+
+    def append_batch(self, messages: Sequence[Message], now_ms: int) -> list[Appended]:
+        """Stores messages of one queue next to each other in the log and in the queue; all of them or, raising, none.
+
+        The hot path: a single message takes the same way, with one join and one copy into the mapped log.
+        """
+        if self._refusal is not None or self._retention.space_refusal is not None:
+            raise NotWriteable(self._refusal or self._retention.space_refusal)
+        topic = messages[0].topic
+        queue_id = messages[0].queue_id
+        queue = self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        drafts = [self._draft(message, queue) for message in messages]
+        total = sum([draft[0] for draft in drafts])
+        commit_log = self._log
+        if queue.write_at + len(drafts) * ENTRY_BYTES > queue.write_limit:
+            queue.make_room(len(drafts))
+        if commit_log.position + total + BLANK_BYTES > commit_log.limit:
+            commit_log.make_room(total)
+
+        log_offset = commit_log.base + commit_log.position
+        queue_offset = queue.max_offset
+        store_host = self._store_host
+        parts: list[bytes] = []
+        stored: list[Appended] = []
+        for message, (size, sys_flag, header, properties_data) in zip(messages, drafts, strict=True):
+            queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
+            own_offset = queue_offset if queued else 0
+            body = message.body
+            parts += (
+                header.pack(
+                    size, queue.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, own_offset, log_offset,
+                    sys_flag, message.born_timestamp_ms, message.born_host, now_ms, store_host,
+                    message.reconsume_times, message.prepared_transaction_offset, len(body),
+                ),
+                body,
+                queue.topic_bytes,
+                len(properties_data).to_bytes(2, "big"),
+                properties_data,
+            )  # fmt: skip
+            stored.append(Appended(log_offset, size, own_offset, now_ms, store_host))
+            log_offset += size
+            queue_offset += queued
+        commit_log.write(b"".join(parts))
+        self._progress.last_log_offset = stored[-1].log_offset
+        self._progress.last_store_ms = now_ms
+        for message, draft, appended in zip(messages, drafts, stored, strict=True):
+            self._dispatch(queue, message, draft[1], appended)
+        return stored
+
+    def _draft(self, message: Message, queue: ConsumeQueue) -> tuple[int, int, Struct, bytes]:
+        """Size, sys flag, header and properties of the record that a message becomes, if it may become one."""
+        properties = encode_properties(message.properties)
+        body_size = len(message.body)
+        if body_size > self.config.max_message_bytes:
+            raise MessageTooLarge(f"a body of {body_size} bytes, {self.config.max_message_bytes} are allowed")
+        if len(properties) > PROPERTIES_MAX_BYTES:
+            raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
+        if message.topic != queue.topic or message.queue_id != queue.queue_id:
+            raise StoreError("the messages of a batch must be of one queue")
+        hosts = host_bits(message.born_host, self._store_host)
+        header = RECORD_HEADERS[hosts >> 4]
+        size = header.size + body_size + len(queue.topic_bytes) + 2 + len(properties)
+        return size, message.sys_flag & ~_HOST_BITS | hosts, header, properties
+
+    def _dispatch(self, queue: ConsumeQueue, message: Message, sys_flag: int, appended: Appended) -> None:
+        """Puts a message that was just written into its queue and the index, and tells of it."""
+        properties = message.properties
+        if sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED:
+            if message.topic == SCHEDULE_TOPIC:
+                code = queue_tag_code(SCHEDULE_TOPIC, properties, appended.store_timestamp_ms, self._delays_ms)
+            else:
+                code = tag_code(properties.get(PROPERTY_TAGS))
+            queue.put(appended.log_offset, appended.size_bytes, code)
+            if not queue.dirty:
+                queue.dirty = True
+                self._progress.dirty_queue_files.append((queue, queue.write_path))
+            if self.on_arrival is not None:
+                self.on_arrival(message.topic, message.queue_id, appended.queue_offset, code)
+        if self._index is not None:
+            try:
+                keys = index_keys(properties, sys_flag)
+                self._index.put(message.topic, keys, appended.log_offset, appended.store_timestamp_ms)
+                self._index_behind = False
+            except OSError as error:
+                # The message is stored; only those who look for it by key will miss it.
+                if not self._index_behind:
+                    log.error("messages are not found by key until the index can be written again: %s", error)
+                self._index_behind = True
+
+    def wait_flushed(self, log_end_offset: int) -> asyncio.Future[None]:
+        """Done when the log is on disk up to an offset; fails with `NotWriteable` if it could not be brought there."""
+        return self._flusher.wait(log_end_offset)
+
+    def flush(self) -> None:
+        """Brings log, queues, index and checkpoint to disk now. Blocks."""
+        self._flusher.flush_derived(with_index=True)
+
+    def _fence(self, reason: str) -> None:
+        self._refusal = reason
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int = MAX_READ_BYTES,
+        wants: Callable[[int], bool] | None = None,
+        accepts: Callable[[memoryview], bool] | None = None,
+    ) -> ReadResult:
+        """Messages of a queue from an offset on: those whose tag code is wanted and whose record is accepted.
+
+        What Apache's `getMessage` does; see `reading`. Bodies are not checked against their checksums.
+        """
+        return self._reader.read(topic, queue_id, offset, max_count, max_bytes, wants, accepts)
+
+    def entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
+        queue = self._queues.get((topic, queue_id))
+        return queue.entry(offset) if queue is not None else None
+
+    def record_at(self, log_offset: int, size_bytes: int | None = None) -> memoryview | None:
+        """The record at a log offset, as it is stored and unchecked; None when there is none."""
+        return self._log.record(log_offset) if size_bytes is None else self._log.slice(log_offset, size_bytes)
+
+    def message_at(self, log_offset: int) -> StoredMessage | None:
+        """The message at a log offset; None when there is none or its body fails the checksum."""
+        record = self._log.record(log_offset)
+        if record is None:
+            return None
+        try:
+            return decode_record(record)
+        except BadRecord as error:
+            log.error("the record at log offset %d is damaged: %s", log_offset, error)
+            return None
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records, oldest first, that are filed under a key: by hash, so that the caller compares the key itself."""
+        if self._index is None:
+            return QueryResult([], 0, 0)
+        offsets = self._index.query(topic, key, min(max_count, _QUERY_MAX_COUNT), begin_ms, end_ms)
+        records = [self._log.record(offset) for offset in sorted(offsets)]
+        found = [record for record in records if record is not None]
+        return QueryResult(found, self._index.last_timestamp_ms, self._index.last_log_offset)
+
+    # --- offsets and times --------------------------------------------------------------------------------------------
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._queues.get((topic, queue_id))
+        return queue.min_offset if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset if queue is not None else 0
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """The first message stored at or after a time; with "upper", the last one stored at or before it."""
+        queue = self._queues.get((topic, queue_id))
+        return self._reader.offset_by_time(queue, timestamp_ms, upper=boundary == "upper") if queue is not None else 0
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """When a message was stored, in ms; -1 when there is no such message."""
+        queue = self._queues.get((topic, queue_id))
+        return self._reader.entry_time(queue, offset) if queue is not None else -1
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
+
+    @property
+    def log_min_offset(self) -> int:
+        return self._log.min_offset
+
+    @property
+    def log_max_offset(self) -> int:
+        return self._log.end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        return self._flusher.flushed_offset
+
+    @property
+    def writeable(self) -> bool:
+        return self._refusal is None and self._retention.space_refusal is None
+
+    # --- queues, retention, end ---------------------------------------------------------------------------------------
+    def queues(self) -> Iterator[tuple[str, int]]:
+        return ((queue.topic, queue.queue_id) for queue in self._queues)
+
+    def delete_topic(self, topic: str) -> bool:
+        """Forgets a topic's queues and their offsets; its records stay in the log until they expire."""
+        return self._queues.delete_topic(topic)
+
+    def disk_ratio(self) -> float:
+        """The used part of the disk, 0 to 1."""
+        return self._retention.disk_ratio()
+
+    def clean(self, now_ms: int) -> CleanReport:
+        """A round of retention, to be called every 10 s or so."""
+        return self._retention.clean(now_ms)
+
+    def delete_expired_soon(self) -> None:
+        """Lets the next rounds of retention delete expired files at any hour."""
+        self._retention.delete_soon()
+
+    def close(self) -> None:
+        """Stops cleanly: everything is brought to disk, and the abort marker goes if that worked."""
+        if self._refusal == _CLOSED:
+            return
+        fenced = self._refusal is not None
+        self._refusal = _CLOSED
+        self._flusher.stop()
+        self._flusher.flush_derived(with_index=True)
+        if self._index is not None:
+            try:
+                self._index.close()
+            except OSError as error:
+                log.error("closing the index: %s", error)
+                fenced = True
+        if not fenced and self._flusher.failure is None and not self._flusher.derived_failed:
+            self._abort_path.unlink(missing_ok=True)
+        else:
+            log.error("the store was not flushed completely, the next start will recover it")
+        self._pool.clear()
+        self._log.close()
+        self._directory_lock.release()
+
+
+def _raise_open_files_limit() -> int:
+    """Allows as many open files as the system lets us, since each mapping holds one; says how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays at %d: %s", soft, error)
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
