@@ -151,11 +151,14 @@ class IndexFile:
     def reserve(self) -> None:
         """Takes disk space for the next entries, and once for header and slots. Raises OSError when there is none."""
         if self.reserved <= _FIRST_ENTRY:
-            os.posix_fallocate(self.fd, 0, self.entries_at)
+            self.reserve_slots()
         start = self.entries_at + self.count * ENTRY.size
         length = min(_RESERVE_BYTES, self.size_bytes - start)
         os.posix_fallocate(self.fd, start, length)
         self.reserved = self.count + length // ENTRY.size
+
+    def reserve_slots(self) -> None:
+        os.posix_fallocate(self.fd, 0, self.entries_at)
 
     def put(self, code: int, log_offset: int, store_timestamp_ms: int) -> None:
         """Adds an entry; the caller made sure of space and writes the header when the message's last key is in."""
@@ -207,16 +210,16 @@ class IndexFile:
         """Keeps the leading entries that are whole and below `log_offset`, and builds the slots again from them.
 
         Nothing but the entries is trusted: after a power loss any page beyond the last flush may be old or new, and
-        zeros (a page that never reached the disk) show as an offset that goes back.
+        a page that never reached the disk shows as zeros, or as an offset that goes back.
         """
         heads = array("i", bytes(self.slots * 4))
-        kept, last, used = _FIRST_ENTRY, 0, 0
+        kept, last, used = _FIRST_ENTRY, self.begin_offset, 0
         while kept < self.count:
             start = self.entries_at + kept * ENTRY.size
             stop = min(start + _SCAN_ENTRIES * ENTRY.size, self.entries_at + self.count * ENTRY.size)
             expected = kept + (stop - start) // ENTRY.size
             for code, offset in _HASH_AND_OFFSET.iter_unpack(self.map[start:stop]):
-                if not last <= offset < log_offset or code < 0:
+                if not last <= offset < log_offset or code < 0 or not (code or offset):
                     break
                 slot = code % self.slots
                 used += not heads[slot]
@@ -402,6 +405,8 @@ class IndexService:
 
         A file that ends no later than `index_ms` is kept as Apache keeps it; of the others what lies below
         `durable_log_offset`. Nothing at or beyond `log_end_offset`, the end of the recovered log, stays.
+
+        The checkpoint must get the new `durable_log_offset`, on disk, before anything is appended to the log.
         """
         sealed_end = next((f.end_offset + 1 for f in reversed(self._files) if not f.empty and f.end_ms <= index_ms), 0)
         return self.truncate_from(min(max(durable_log_offset, sealed_end), log_end_offset))
@@ -411,9 +416,7 @@ class IndexService:
         while self._files:
             file = self._files[-1]
             if not file.empty and (file.end_offset >= log_offset or file.slots_point_past_end()):
-                file.reserve()
-                file.cut(log_offset)
-                file.sealed_on_disk = False
+                self._cut(file, log_offset)
             if not file.empty:
                 break
             with self._files_lock:
@@ -422,6 +425,17 @@ class IndexService:
         self._next_log_offset = self._indexed_end()
         self._durable_log_offset = min(self._durable_log_offset, self._next_log_offset)
         return self._next_log_offset
+
+    def _cut(self, file: IndexFile, log_offset: int) -> None:
+        try:
+            file.reserve_slots()
+        except OSError as error:
+            # A sparse file on a full disk: rather build its part of the index again than not start.
+            log.warning("dropping %s, which cannot be repaired: %s", file.path, error)
+            file.count = _FIRST_ENTRY
+            return
+        file.cut(log_offset)
+        file.sealed_on_disk = False
 
     def delete_before(self, log_min_offset: int) -> int:
         """Deletes the files all of whose messages are gone from the log, but never the last. Returns how many."""
