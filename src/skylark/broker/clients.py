@@ -1,0 +1,452 @@
+"""Who is connected: the members of consumer groups and of producer groups, as their heartbeats tell.
+
+A member is a connection. It is gone when it says so, when its connection closes, or when it was silent for 120 s. When
+a consumer group's members or the topics they subscribe to change, every member is told, so that they share the queues
+out anew; broadcasting groups, which share nothing, are not told.
+
+A group exists while it has a member. Its subscriptions are those of the member heard last: members must agree on them.
+Time is whatever clock the caller uses throughout, best one that never jumps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.wire.bodies import (
+    BROADCASTING,
+    CheckClient,
+    ClientConnection,
+    ConsumerConnections,
+    ConsumerData,
+    ConsumerIds,
+    Heartbeat,
+    MessageQueue,
+    ProducerConnections,
+    ProducerInfo,
+    ProducerTable,
+    ResetOffsets,
+    ResetOffsetsForC,
+    Subscription,
+    SubscriptionAnswer,
+    decode_body,
+    encode_body,
+)
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import (
+    GetConsumerConnectionList,
+    GetConsumerListByGroup,
+    GetProducerConnectionList,
+    NotifyConsumerIdsChanged,
+    QuerySubscriptionByConsumer,
+    ResetOffset,
+    UnregisterClient,
+    decode_header,
+    encode_header,
+)
+from skylark.wire.tables import PERM_READ, PERM_WRITE
+
+log = logging.getLogger(__name__)
+
+MAX_GROUPS_PER_CONNECTION: Final = 10_000
+_MAX_PRODUCER_GROUP_LENGTH: Final = 255
+_UNIT_SUBSCRIPTION: Final = 2
+_FIRST_VERSION_WITH_RESET: Final = 28  # the ordinal of V3_0_7_SNAPSHOT
+
+
+class Member(msgspec.Struct, eq=False):
+    """One client in one group."""
+
+    connection: Connection
+    client_id: str
+    language: str
+    version: int
+    seen_ms: int
+
+
+class ConsumerGroup(msgspec.Struct, eq=False):
+    """A consumer group that has members."""
+
+    name: str
+    consume_type: str | None = None
+    message_model: str | None = None
+    consume_from_where: str | None = None
+    subscriptions: dict[str, Subscription] = {}
+    members: dict[Connection, Member] = {}
+    fingerprint: int | None = None
+
+    def member(self, client_id: str | None) -> Member | None:
+        return next((member for member in self.members.values() if member.client_id == client_id), None)
+
+
+class _Roles(msgspec.Struct, eq=False):
+    """The groups that a connection is a member of, so that its end costs no search."""
+
+    consumer_groups: set[str] = set()
+    producer_groups: set[str] = set()
+
+
+class Clients:
+    """The tables of connected clients."""
+
+    def __init__(self, config: BrokerConfig, topics: Topics, groups: Groups) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[Connection, Member]] = {}
+        self._roles: dict[Connection, _Roles] = {}
+        self._groups_by_topic: dict[str, set[str]] = {}
+
+    # Questions.
+
+    def group(self, name: str) -> ConsumerGroup | None:
+        return self._consumers.get(name)
+
+    def consumer_groups(self) -> Iterable[ConsumerGroup]:
+        return self._consumers.values()
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        consumers = self._consumers.get(group)
+        return None if consumers is None else consumers.subscriptions.get(topic)
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The groups whose members subscribe to the topic now."""
+        return set(self._groups_by_topic.get(topic, ()))
+
+    def member(self, group: str, client_id: str | None) -> Member | None:
+        consumers = self._consumers.get(group)
+        return None if consumers is None else consumers.member(client_id)
+
+    def producers(self, group: str) -> list[Member]:
+        return list(self._producers.get(group, {}).values())
+
+    def producer_groups(self) -> Iterator[tuple[str, list[Member]]]:
+        return ((name, list(members.values())) for name, members in self._producers.items())
+
+    # Changes.
+
+    def heartbeat(self, beat: Heartbeat, connection: Connection, language: str, version: int, now_ms: int) -> bool:
+        """Takes in what a client says about itself. Whether it must send its subscriptions (again)."""
+        must_send = False
+        for consumer in beat.consumer_data_set:
+            member = Member(connection, beat.client_id, language, version, now_ms)
+            must_send |= self._consumer_beat(consumer, beat, member)
+        for producer in beat.producer_data_set:
+            if len(producer.group_name) <= _MAX_PRODUCER_GROUP_LENGTH:
+                self._add_producer(producer.group_name, Member(connection, beat.client_id, language, version, now_ms))
+        return must_send or beat.heartbeat_fingerprint == 0
+
+    def unregister(self, connection: Connection, consumer_group: str | None, producer_group: str | None) -> None:
+        roles = self._roles.get(connection)
+        if roles is None:
+            return
+        if consumer_group in roles.consumer_groups:
+            roles.consumer_groups.discard(consumer_group)
+            self._remove_consumer(consumer_group, connection)
+        if producer_group in roles.producer_groups:
+            roles.producer_groups.discard(producer_group)
+            self._remove_producer(producer_group, connection)
+        if not roles.consumer_groups and not roles.producer_groups:
+            del self._roles[connection]
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone, and with it its memberships."""
+        roles = self._roles.pop(connection, None)
+        if roles is not None:
+            for group in roles.consumer_groups:
+                self._remove_consumer(group, connection)
+            for group in roles.producer_groups:
+                self._remove_producer(group, connection)
+
+    def expire(self, now_ms: int) -> None:
+        """Removes and disconnects members that were silent for too long."""
+        silent_since_ms = now_ms - self._config.channel_expired_timeout
+        tables = [group.members for group in self._consumers.values()]
+        tables += self._producers.values()
+        silent = {
+            member.connection for table in tables for member in table.values() if member.seen_ms < silent_since_ms
+        }
+        for connection in silent:
+            log.warning("%r sent no heartbeat for %d ms: closing", connection, self._config.channel_expired_timeout)
+            self.closed(connection)
+            connection.close()
+
+    def push_reset(self, group: str, topic: str, timestamp_ms: int, offsets: Mapping[MessageQueue, int]) -> None:
+        """Sends every member of the group to `offsets`. Raises RequestFailed if none is there or one is too old."""
+        consumers = self._consumers.get(group)
+        if consumers is None:
+            raise RequestFailed(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {group} Topic: {topic} "
+                f"Timestamp: {timestamp_ms}",
+            )
+        for member in consumers.members.values():
+            if member.version < _FIRST_VERSION_WITH_RESET:
+                raise RequestFailed(
+                    ResponseCode.SYSTEM_ERROR, f"the client does not support this feature. version={member.version}"
+                )
+        fields = encode_header(ResetOffset(group=group, topic=topic, timestamp=timestamp_ms, force=False))
+        body = encode_body(ResetOffsets(offset_table=dict(offsets)))
+        body_for_c = encode_body(ResetOffsetsForC.of(offsets))
+        for member in consumers.members.values():
+            member_body = body_for_c if member.language == "CPP" else body
+            member.connection.notify(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), member_body))
+
+    # Consumers.
+
+    def _consumer_beat(self, consumer: ConsumerData, beat: Heartbeat, member: Member) -> bool:
+        config = self._groups.get(consumer.group_name)
+        if config is None:
+            log.info("%r beats for group %s, which does not exist", member.connection, consumer.group_name)
+            return False
+        is_ordered = any(
+            (topic := self._topics.get(subscription.topic)) is not None and topic.order
+            for subscription in consumer.subscription_data_set
+        )
+        self._topics.create_for_send_back(
+            RETRY_PREFIX + consumer.group_name,
+            config.retry_queue_nums,
+            PERM_READ | PERM_WRITE,
+            _UNIT_SUBSCRIPTION if consumer.unit_mode else 0,
+            None if beat.without_sub else is_ordered,
+        )
+        roles = self._roles.setdefault(member.connection, _Roles())
+        if consumer.group_name not in roles.consumer_groups:
+            if not _has_room(roles, member):
+                return False
+            roles.consumer_groups.add(consumer.group_name)
+        group = self._consumers.get(consumer.group_name)
+        if group is None:
+            group = self._consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
+        group.consume_type = consumer.consume_type
+        group.message_model = consumer.message_model
+        group.consume_from_where = consumer.consume_from_where
+        is_changed = _refresh(group.members, member)
+        if is_changed:
+            log.info("%s joins group %s as %r", member.client_id, group.name, member.connection)
+        if not beat.without_sub:
+            is_changed |= self._subscribe(group, consumer.subscription_data_set)
+        if is_changed:
+            self._notify(group)
+        known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
+        # A client that leaves its subscriptions out relies on a broker that may have been restarted since.
+        is_missing = beat.without_sub and not group.subscriptions
+        return is_missing or (known is not None and known != beat.heartbeat_fingerprint)
+
+    def _subscribe(self, group: ConsumerGroup, subscriptions: list[Subscription]) -> bool:
+        """Replaces the group's subscriptions by newer ones. Whether the topics changed."""
+        wanted = {subscription.topic: subscription for subscription in subscriptions}
+        added = wanted.keys() - group.subscriptions.keys()
+        dropped = group.subscriptions.keys() - wanted.keys()
+        for topic, subscription in wanted.items():
+            old = group.subscriptions.get(topic)
+            if old is None or subscription.sub_version > old.sub_version:
+                group.subscriptions[topic] = subscription
+        for topic in added:
+            self._groups_by_topic.setdefault(topic, set()).add(group.name)
+        for topic in dropped:
+            del group.subscriptions[topic]
+            self._forget_topic(topic, group.name)
+        if dropped and len(group.members) > 1:
+            log.warning("members of group %s subscribe differently: %s is dropped", group.name, sorted(dropped))
+        return bool(added or dropped)
+
+    def _remove_consumer(self, name: str, connection: Connection) -> None:
+        group = self._consumers[name]
+        member = group.members.pop(connection)
+        log.info("%s leaves group %s", member.client_id, name)
+        if group.members:
+            self._notify(group)
+            return
+        del self._consumers[name]
+        for topic in group.subscriptions:
+            self._forget_topic(topic, name)
+
+    def _forget_topic(self, topic: str, group: str) -> None:
+        groups = self._groups_by_topic[topic]
+        groups.discard(group)
+        if not groups:
+            del self._groups_by_topic[topic]
+
+    def _notify(self, group: ConsumerGroup) -> None:
+        """Tells all members to share the queues out anew."""
+        if not self._config.notify_consumer_ids_changed_enable or group.message_model == BROADCASTING:
+            return
+        config = self._groups.get(group.name) if group.name in self._groups else None
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            return
+        fields = encode_header(NotifyConsumerIdsChanged(group.name))
+        for connection in group.members:
+            connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+
+    # Producers.
+
+    def _add_producer(self, group: str, member: Member) -> None:
+        roles = self._roles.setdefault(member.connection, _Roles())
+        if group not in roles.producer_groups:
+            if not _has_room(roles, member):
+                return
+            roles.producer_groups.add(group)
+            log.info("%s produces as group %s from %r", member.client_id, group, member.connection)
+        _refresh(self._producers.setdefault(group, {}), member)
+
+    def _remove_producer(self, group: str, connection: Connection) -> None:
+        members = self._producers[group]
+        del members[connection]
+        if not members:
+            del self._producers[group]
+
+
+def _refresh(members: dict[Connection, Member], member: Member) -> bool:
+    """Takes the member in, or notes its sign of life. Whether it is new."""
+    old = members.get(member.connection)
+    if old is None or old.client_id != member.client_id:
+        members[member.connection] = member
+    else:
+        old.seen_ms = member.seen_ms
+    return old is None
+
+
+def _has_room(roles: _Roles, member: Member) -> bool:
+    if len(roles.consumer_groups) + len(roles.producer_groups) < MAX_GROUPS_PER_CONNECTION:
+        return True
+    log.warning("%r is in %d groups: no more are taken", member.connection, MAX_GROUPS_PER_CONNECTION)
+    return False
+
+
+CheckExpression = Callable[[str, str], str | None]
+"""Given an expression's type and text, what is wrong with it, or None."""
+
+
+def handlers(
+    clients: Clients,
+    config: BrokerConfig,
+    clock: Callable[[], int],
+    steady_clock: Callable[[], int],
+    check_expression: CheckExpression | None = None,
+) -> dict[int, Handler]:
+    """`steady_clock` is the one that `Clients.expire` is called with, `clock` tells the time of day."""
+    requests = _ClientRequests(clients, config, clock, steady_clock, check_expression)
+    return {
+        RequestCode.HEART_BEAT: requests.heartbeat,
+        RequestCode.UNREGISTER_CLIENT: requests.unregister,
+        RequestCode.CHECK_CLIENT_CONFIG: requests.check,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: requests.consumer_ids,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST: requests.consumer_connections,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST: requests.producer_connections,
+        RequestCode.GET_ALL_PRODUCER_INFO: requests.producer_table,
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: requests.subscription,
+    }
+
+
+class _ClientRequests:
+    def __init__(
+        self,
+        clients: Clients,
+        config: BrokerConfig,
+        clock: Callable[[], int],
+        steady_clock: Callable[[], int],
+        check_expression: CheckExpression | None,
+    ) -> None:
+        self._clients = clients
+        self._config = config
+        self._clock = clock
+        self._steady_clock = steady_clock
+        self._check_expression = check_expression
+
+    def heartbeat(self, request: Frame, connection: Connection) -> Frame:
+        beat = decode_body(Heartbeat, request.body)
+        must_send = self._clients.heartbeat(beat, connection, request.language, request.version, self._steady_clock())
+        return request.reply(
+            fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if must_send else "false"}
+        )
+
+    def unregister(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(UnregisterClient, request)
+        self._clients.unregister(connection, header.consumer_group, header.producer_group)
+        return request.reply()
+
+    def check(self, request: Frame, _: Connection) -> Frame:
+        subscription = decode_body(CheckClient, request.body).subscription_data if request.body else None
+        if subscription is None or subscription.is_by_tag:
+            return request.reply()
+        kind = subscription.expression_type or ""
+        if not self._config.enable_property_filter or self._check_expression is None:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
+            )
+        complaint = self._check_expression(kind, subscription.sub_string or "")
+        if complaint is not None:
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_PARSE_FAILED, complaint)
+        return request.reply()
+
+    def consumer_ids(self, request: Frame, _: Connection) -> Frame:
+        name = decode_header(GetConsumerListByGroup, request).consumer_group
+        group = self._clients.group(name)
+        if group is None:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
+        ids = [member.client_id for member in group.members.values()]
+        return request.reply(body=encode_body(ConsumerIds(consumer_id_list=ids)))
+
+    def consumer_connections(self, request: Frame, _: Connection) -> Frame:
+        name = decode_header(GetConsumerConnectionList, request).consumer_group
+        group = self._clients.group(name)
+        if group is None:
+            raise RequestFailed(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        body = ConsumerConnections(
+            connection_set=[_connection_of(member) for member in group.members.values()],
+            consume_from_where=group.consume_from_where,
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            subscription_table=group.subscriptions,
+        )
+        return request.reply(body=encode_body(body))
+
+    def producer_connections(self, request: Frame, _: Connection) -> Frame:
+        name = decode_header(GetProducerConnectionList, request).producer_group
+        members = self._clients.producers(name)
+        if not members:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        body = ProducerConnections(connection_set=[_connection_of(member) for member in members])
+        return request.reply(body=encode_body(body))
+
+    def producer_table(self, request: Frame, _: Connection) -> Frame:
+        started_ms = self._clock() - self._steady_clock()
+        table = {
+            group: [
+                ProducerInfo(
+                    client_id=member.client_id,
+                    language=member.language,
+                    last_update_timestamp=started_ms + member.seen_ms,
+                    remote_ip=f"/{member.connection!r}",
+                    version=member.version,
+                )
+                for member in members
+            ]
+            for group, members in self._clients.producer_groups()
+        }
+        return request.reply(body=encode_body(ProducerTable(data=table)))
+
+    def subscription(self, request: Frame, _: Connection) -> Frame:
+        header = decode_header(QuerySubscriptionByConsumer, request)
+        subscription = self._clients.subscription(header.group, header.topic or "")
+        answer = SubscriptionAnswer(group=header.group, subscription_data=subscription, topic=header.topic)
+        return request.reply(body=encode_body(answer))
+
+
+def _connection_of(member: Member) -> ClientConnection:
+    return ClientConnection(
+        client_addr=repr(member.connection),
+        client_id=member.client_id,
+        language=member.language,
+        version=member.version,
+    )
