@@ -1,9 +1,9 @@
 """Consume queues: for each queue of a topic, where its messages lie in the log.
 
-An entry is 20 bytes, big endian: log offset i64 | record size i32 | tag code i64. Entry n of a queue is its message with
-queue offset n; files hold a fixed number of entries and are named by the byte offset of their first. A file that starts
-in the middle of a queue's life is filled up to there with blank entries (offset 0, size 2**31 - 1). Behind the last
-entry there are zeros, which is how the end is found.
+An entry is 20 bytes, big endian: log offset i64 | record size i32 | tag code i64. Entry n of a queue is its message
+with queue offset n; files hold a fixed number of entries and are named by the byte offset of their first. A file that
+starts in the middle of a queue's life is filled up to there with blank entries (offset 0, size 2**31 - 1). Behind the
+last entry there are zeros, which is how the end is found.
 
 Everything here is derived from the log. Log offsets ascend within a queue, so that every search is a binary one, and
 opening a queue reads a few entries of its last file only.

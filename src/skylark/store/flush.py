@@ -1,7 +1,7 @@
 """Brings what was written to disk: one thread, group commit.
 
-`wait` gives a future that is done when the log is on disk up to an offset. While the thread is inside an fdatasync, more
-futures gather; the next fdatasync serves all of them, and wakes the event loop once.
+`wait` gives a future that is done when the log is on disk up to an offset. While the thread is inside an fdatasync,
+more futures gather; the next fdatasync serves all of them, and wakes the event loop once.
 
 In the same thread, less often: the queue files, the index, and after them the checkpoint, so that it only ever names
 what is on disk.

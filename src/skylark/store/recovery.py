@@ -4,9 +4,9 @@ The log is the truth; it is read from a place that is known to be good, up to th
 
 - After a clean stop that place is the newest record that any queue knows.
 - After a crash (the abort marker is there) it is the record that the checkpoint names: what lies before it was on disk
-  with its queue entries. What the queues hold beyond it is dropped, since pages of theirs may be missing, and dispatched
-  again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest segment that
-  begins before its time stamps, and that to the beginning of the log.
+  with its queue entries. What the queues hold beyond it is dropped, since pages of theirs may be missing, and
+  dispatched again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest
+  segment that begins before its time stamps, and failing that to the beginning of the log.
 - The log is cut behind the last whole record, and what follows becomes zeros.
 - A queue that turns out to lack entries (its files were deleted) is built again from the whole log.
 
