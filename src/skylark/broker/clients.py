@@ -5,7 +5,6 @@ a consumer group's members or the topics they subscribe to change, every member 
 out anew; broadcasting groups, which share nothing, are not told.
 
 A group exists while it has a member. Its subscriptions are those of the member heard last: members must agree on them.
-Time is whatever clock the caller uses throughout, best one that never jumps.
 """
 
 from __future__ import annotations
@@ -97,10 +96,11 @@ class _Roles(msgspec.Struct, eq=False):
 class Clients:
     """The tables of connected clients."""
 
-    def __init__(self, config: BrokerConfig, topics: Topics, groups: Groups) -> None:
-        self._config = config
+    def __init__(self, topics: Topics, groups: Groups, config: BrokerConfig) -> None:
         self._topics = topics
         self._groups = groups
+        self._config = config
+        self._checked_ms: int | None = None
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._roles: dict[Connection, _Roles] = {}
@@ -168,15 +168,18 @@ class Clients:
                 self._remove_producer(group, connection)
 
     def expire(self, now_ms: int) -> None:
-        """Removes and disconnects members that were silent for too long."""
-        silent_since_ms = now_ms - self._config.channel_expired_timeout
-        tables = [group.members for group in self._consumers.values()]
-        tables += self._producers.values()
-        silent = {
-            member.connection for table in tables for member in table.values() if member.seen_ms < silent_since_ms
-        }
-        for connection in silent:
-            log.warning("%r sent no heartbeat for %d ms: closing", connection, self._config.channel_expired_timeout)
+        """Removes and disconnects members that were silent for too long; called every few seconds."""
+        timeout_ms = self._config.channel_expired_timeout
+        last_ms, self._checked_ms = self._checked_ms, now_ms
+        members = [member for group in self._consumers.values() for member in group.members.values()]
+        members += [member for group in self._producers.values() for member in group.values()]
+        if last_ms is not None and not 0 <= now_ms - last_ms <= timeout_ms / 2:
+            # The clock jumped, or the broker slept: that is not the clients' silence.
+            for member in members:
+                member.seen_ms = now_ms
+            return
+        for connection in {member.connection for member in members if now_ms - member.seen_ms > timeout_ms}:
+            log.warning("%r sent no heartbeat for %d ms: closing", connection, timeout_ms)
             self.closed(connection)
             connection.close()
 
@@ -331,11 +334,9 @@ def handlers(
     clients: Clients,
     config: BrokerConfig,
     clock: Callable[[], int],
-    steady_clock: Callable[[], int],
     check_expression: CheckExpression | None = None,
 ) -> dict[int, Handler]:
-    """`steady_clock` is the one that `Clients.expire` is called with, `clock` tells the time of day."""
-    requests = _ClientRequests(clients, config, clock, steady_clock, check_expression)
+    requests = _ClientRequests(clients, config, clock, check_expression)
     return {
         RequestCode.HEART_BEAT: requests.heartbeat,
         RequestCode.UNREGISTER_CLIENT: requests.unregister,
@@ -354,18 +355,16 @@ class _ClientRequests:
         clients: Clients,
         config: BrokerConfig,
         clock: Callable[[], int],
-        steady_clock: Callable[[], int],
         check_expression: CheckExpression | None,
     ) -> None:
         self._clients = clients
         self._config = config
         self._clock = clock
-        self._steady_clock = steady_clock
         self._check_expression = check_expression
 
     def heartbeat(self, request: Frame, connection: Connection) -> Frame:
         beat = decode_body(Heartbeat, request.body)
-        must_send = self._clients.heartbeat(beat, connection, request.language, request.version, self._steady_clock())
+        must_send = self._clients.heartbeat(beat, connection, request.language, request.version, self._clock())
         return request.reply(
             fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if must_send else "false"}
         )
@@ -420,13 +419,12 @@ class _ClientRequests:
         return request.reply(body=encode_body(body))
 
     def producer_table(self, request: Frame, _: Connection) -> Frame:
-        started_ms = self._clock() - self._steady_clock()
         table = {
             group: [
                 ProducerInfo(
                     client_id=member.client_id,
                     language=member.language,
-                    last_update_timestamp=started_ms + member.seen_ms,
+                    last_update_timestamp=member.seen_ms,
                     remote_ip=f"/{member.connection!r}",
                     version=member.version,
                 )
