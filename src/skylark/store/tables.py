@@ -140,14 +140,14 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _keep_backup(path: Path) -> None:
+    if not path.exists():
+        return
     backup = _beside(path, ".bak")
     link = _beside(path, ".bak.tmp")
     with suppress(FileNotFoundError):
         link.unlink()
     try:
         link.hardlink_to(path)
-    except FileNotFoundError:
-        return
     except OSError:
         # No hard links here: then the file moves away for a moment, as Apache does it.
         path.replace(backup)
