@@ -72,7 +72,7 @@ class Groups:
         self._forbidden = stored.forbidden_table
         self.data_version = stored.data_version
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._groups
 
     def __len__(self) -> int:

@@ -134,7 +134,7 @@ class Topics:
         self.data_version = stored.data_version
         self.on_change: Callable[[list[TopicConfig]], None] | None = None
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._topics
 
     def __len__(self) -> int:
@@ -250,7 +250,7 @@ class _AllTopics(msgspec.Struct, rename="camel"):
     topic_queue_mapping_info_map: dict[str, str] = {}
 
 
-def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> dict[int, Handler]:
+def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], object]) -> dict[int, Handler]:
     """`delete_queues(topic)` is the store's: it forgets the queues of a topic."""
     requests = _TopicRequests(topics, offsets, delete_queues)
     return {
@@ -264,7 +264,7 @@ def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], No
 
 
 class _TopicRequests:
-    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> None:
+    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], object]) -> None:
         self._topics = topics
         self._offsets = offsets
         self._delete_queues = delete_queues

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 
 from skylark.net.connection import Connection, Handlers
 
 log = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: the port is known, and taken, before anything else is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class Server:
@@ -33,15 +47,15 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self.connections: set[Connection] = set()
 
-    async def start(self, host: str, port: int) -> int:
-        """Listens, and returns the port: the given one, or the one the system chose for 0. Raises OSError."""
+    async def start(self, bound: socket.socket) -> int:
+        """Listens on a socket that `bind` made, and returns its port. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handlers, self._opened, self._closed), host, port, backlog=1024
+            lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=1024
         )
         self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        port: int = bound.getsockname()[1]
+        return port
 
     async def stop(self, grace_s: float = 3.0) -> None:
         """Accepts no more, lets requests in hand finish for a while, then closes every connection."""

@@ -1,0 +1,231 @@
+"""The composition root of a broker: builds its parts, joins their handlers and runs what happens by the clock.
+
+Nothing imports this module but the command line and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from skylark.broker import admin, clients, groups, locks, offsets, query, relays, resets, topics
+from skylark.broker.arrivals import Arrivals
+from skylark.broker.clients import Clients
+from skylark.broker.config import BrokerConfig, FlushDiskType
+from skylark.broker.delay import Delayed
+from skylark.broker.groups import Groups
+from skylark.broker.locks import Locks
+from skylark.broker.offsets import Offsets
+from skylark.broker.pull import Pulls
+from skylark.broker.put import Put
+from skylark.broker.registration import Registration
+from skylark.broker.retry import Retries
+from skylark.broker.send import Sends
+from skylark.broker.stats import Stats
+from skylark.broker.topics import Topics
+from skylark.net.connection import Handler
+from skylark.net.pool import split_address
+from skylark.net.server import Server, bind
+from skylark.store import Store, StoreConfig
+from skylark.store.tables import config_directory, delay_offsets_path
+from skylark.wire import fastjson
+from skylark.wire.message import encode_host
+
+log = logging.getLogger(__name__)
+
+_DELIVERY_INTERVAL_S: Final = 0.1
+_HOUSEKEEPING_INTERVAL_S: Final = 10.0
+_QUEUE_ENTRY_BYTES: Final = 20
+_ANY_ADDRESS: Final = frozenset(("", "0.0.0.0", "::"))
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def steady_clock_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Broker:
+    """A broker that can be started and stopped once."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Callable[[], int] = wall_clock_ms,
+        on_config_change: Callable[[dict[str, str]], None] = lambda changed: None,
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._on_config_change = on_config_change
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, host: str, port: int) -> int:
+        """Opens the store, serves, registers; returns the port. Raises OSError, StoreError or BadTable."""
+        bound = bind(host, port)
+        try:
+            port = bound.getsockname()[1]
+            self.config.broker_ip1 = self.config.broker_ip1 or advertised_address(host, self.config.namesrv_addr)
+            self._build(port)
+            await self._server.start(bound)
+        except BaseException:
+            bound.close()
+            raise
+        await self._registration.register()
+        for work in (self._registration.run(), self._deliver(), self._save_tables(), self._keep_house()):
+            self._tasks.append(asyncio.create_task(work))
+        return port
+
+    async def stop(self) -> None:
+        """Leaves the routes, finishes what is in hand, and brings everything to disk."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._registration.unregister()
+        self._arrivals.close()
+        await self._server.stop()
+        self._store.flush()
+        self._save()
+        self._store.close()
+
+    def _build(self, port: int) -> None:
+        config, clock = self.config, self._clock
+        root = Path(config.store_path_root_dir)
+        tables = config_directory(root)
+        tables.mkdir(parents=True, exist_ok=True)
+        self._topics = Topics(tables, config, clock)
+        self._groups = Groups(tables, config, clock)
+        self._offsets = Offsets(tables)
+        self._clients = Clients(self._topics, self._groups, config)
+        self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
+        self._arrivals = Arrivals()
+        self._store = Store.open(_store_config(config, encode_host(config.broker_ip1, port)))
+        self._store.on_arrival = self._arrivals.notify
+        self._put = Put(self._store, config, self._stats)
+        self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
+        self._address = _join(config.broker_ip1, port)
+        ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
+        self._registration = Registration(config, self._topics, self._address, ha_address)
+        self._topics.on_change = self._registration.topics_changed
+        self._server = Server(
+            self._handlers(), closed=self._clients.closed, idle_s=config.server_channel_max_idle_time_seconds
+        )
+
+    def _handlers(self) -> dict[int, Handler]:
+        config, clock, store, put = self.config, self._clock, self._store, self._put
+        queue_locks = Locks()
+        return {
+            **Sends(config, put, self._topics, self._groups, queue_locks, clock).handlers(),
+            **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
+            **Pulls(
+                config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
+            ).handlers(),
+            **topics.handlers(self._topics, self._offsets, store.delete_topic),
+            **groups.handlers(self._groups, self._offsets),
+            **offsets.handlers(self._offsets, store, self._topics, self._groups),
+            **locks.handlers(queue_locks, steady_clock_ms),
+            **clients.handlers(self._clients, config, clock),
+            **relays.handlers(self._clients, store, self._topics, self._groups, config),
+            **query.handlers(store, self._clients, config),
+            **resets.handlers(config, store, self._topics, self._groups, self._offsets, self._clients),
+            **admin.handlers(
+                config, store, self._topics, self._groups, self._offsets, self._clients, self._stats, clock,
+                broker_addr=self._address,
+                on_config_change=self._config_changed,
+                delay_offsets=lambda: self._delayed.table.offset_table,
+                delay_text=lambda: fastjson.dumps(self._delayed.table),
+            ),
+        }  # fmt: skip
+
+    def _config_changed(self, changed: dict[str, str]) -> None:
+        """The store has settings of its own; a new permission must reach the routes."""
+        _apply_to_store(self._store.config, self.config)
+        if "brokerPermission" in changed:
+            self._registration.topics_changed([])
+        self._on_config_change(changed)
+
+    # What happens by the clock.
+
+    async def _deliver(self) -> None:
+        while True:
+            busy = self._delayed.deliver(self._clock())
+            await asyncio.sleep(0 if busy else _DELIVERY_INTERVAL_S)
+
+    async def _save_tables(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.flush_consumer_offset_interval / 1000)
+            self._save()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_INTERVAL_S)
+            now_ms = self._clock()
+            self._stats.tick(now_ms)
+            self._clients.expire(now_ms)
+            self._store.clean(now_ms)
+
+    def _save(self) -> None:
+        """Writes the tables that have changed; one that can't be written is tried again the next time."""
+        for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed):
+            try:
+                save()
+            except OSError as e:
+                log.error("a table can't be written, and is tried again: %s", e)
+
+    def _save_delayed(self) -> None:
+        self._delayed.save(self._clock())
+
+
+def advertised_address(host: str, namesrv_addr: str) -> str:
+    """The address that clients are told: the one listened on or, if that is any, the one that faces the name server."""
+    if host not in _ANY_ADDRESS:
+        return host
+    server = namesrv_addr.partition(";")[0]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
+            probe.connect(split_address(server) if server else ("192.0.2.1", 9))
+            found: str = probe.getsockname()[0]
+            return found
+    except (OSError, ValueError):
+        return "127.0.0.1"
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _store_config(config: BrokerConfig, store_host: bytes) -> StoreConfig:
+    store_config = StoreConfig(
+        root=Path(config.store_path_root_dir),
+        commit_log_dir=Path(config.store_path_commit_log) if config.store_path_commit_log else None,
+        segment_bytes=config.mapped_file_size_commit_log,
+        queue_entries_per_file=config.mapped_file_size_consume_queue // _QUEUE_ENTRY_BYTES,
+        store_host=store_host,
+        delay_levels=config.message_delay_level,
+        flush_sync=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        flush_interval_ms=config.flush_interval_commit_log,
+        index_enabled=config.message_index_enable,
+        index_slots=config.max_hash_slot_num,
+        index_entries=config.max_index_num,
+    )
+    _apply_to_store(store_config, config)
+    return store_config
+
+
+def _apply_to_store(store_config: StoreConfig, config: BrokerConfig) -> None:
+    """What may change while the broker runs."""
+    store_config.max_message_bytes = config.max_message_size
+    store_config.file_reserved_hours = config.file_reserved_time
+    store_config.delete_when = config.delete_when
+    store_config.disk_max_used_ratio = config.disk_max_used_space_ratio
+    store_config.max_transfer_bytes_in_memory = config.max_transfer_bytes_on_message_in_memory
+    store_config.max_transfer_count_in_memory = config.max_transfer_count_on_message_in_memory
+    store_config.max_transfer_bytes_on_disk = config.max_transfer_bytes_on_message_in_disk
+    store_config.max_transfer_count_on_disk = config.max_transfer_count_on_message_in_disk
+    store_config.memory_ratio = config.access_message_in_memory_max_ratio

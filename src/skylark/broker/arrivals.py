@@ -1,0 +1,78 @@
+"""Who waits for a message in which queue: the heart of long polling.
+
+A pull that found nothing registers here, in the same step in which it looked, so that no arrival falls between. Each
+waiter is woken once: by the first message that its tag filter wants, by its timeout, or by the end of the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+TagFilter = Callable[[int], bool]
+
+
+class Waiter:
+    """One suspended pull. `arrived` gives True for a message, False for the timeout."""
+
+    __slots__ = ("_timer", "arrived", "wants")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None) -> None:
+        self.arrived: asyncio.Future[bool] = loop.create_future()
+        self.wants = wants
+        self._timer: asyncio.TimerHandle | None = None
+
+    def give_up_after(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        self._timer = loop.call_later(timeout_s, self.wake, False)
+
+    def wake(self, arrived: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.arrived.done():
+            self.arrived.set_result(arrived)
+
+
+class Arrivals:
+    """Waiters by topic and queue."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[tuple[str, int], set[Waiter]] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiters.values()))
+
+    def wait(self, topic: str, queue_id: int, wants: TagFilter | None, timeout_s: float) -> Waiter:
+        """Registers a waiter; await its `arrived`. It leaves the table by itself."""
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(loop, wants)
+        if self._closed:
+            waiter.wake(False)
+            return waiter
+        key = (topic, queue_id)
+        self._waiters.setdefault(key, set()).add(waiter)
+        waiter.arrived.add_done_callback(lambda _: self._discard(key, waiter))
+        waiter.give_up_after(loop, timeout_s)
+        return waiter
+
+    def notify(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        """A message has arrived. Called for every append, so it costs one lookup where nobody waits."""
+        waiters = self._waiters.get((topic, queue_id))
+        if waiters:
+            for waiter in waiters:
+                if waiter.wants is None or waiter.wants(tag_code):
+                    waiter.wake(True)
+
+    def close(self) -> None:
+        """Wakes everybody, now and from now on."""
+        self._closed = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.wake(False)
+
+    def _discard(self, key: tuple[str, int], waiter: Waiter) -> None:
+        waiters = self._waiters.get(key)
+        if waiters is not None:
+            waiters.discard(waiter)
+            if not waiters:
+                del self._waiters[key]

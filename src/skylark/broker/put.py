@@ -1,0 +1,118 @@
+"""The one way into the store: what every message goes through, whether a producer sent it, a consumer sent it back or
+its delay has passed.
+
+A message with a delay level is parked in SCHEDULE_TOPIC_XXXX, one queue a level, with its real topic and queue in its
+properties; `delay.py` puts it back when it is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from skylark.broker.config import BrokerConfig, FlushDiskType
+from skylark.broker.stats import Stats
+from skylark.broker.topics import SCHEDULE_TOPIC
+from skylark.net.connection import RequestFailed
+from skylark.store import Appended, MessageTooLarge, NotWriteable, PropertiesTooLarge, Store, StoreError
+from skylark.wire.codes import ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.message import (
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_WAIT_STORE_OK,
+    Message,
+)
+
+_TIMER_PROPERTIES: Final = frozenset((PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS))
+
+
+class Put:
+    """Appends messages, and tells when they are safe."""
+
+    def __init__(self, store: Store, config: BrokerConfig, stats: Stats) -> None:
+        self._store = store
+        self._config = config
+        self._stats = stats
+        self._max_delay_level = len(config.message_delay_level.split())
+        self.is_synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def one(self, message: Message, now_ms: int) -> Appended:
+        """Stores a message. Raises RequestFailed with the code and remark that clients know."""
+        if PROPERTY_DELAY_LEVEL in message.properties or not _TIMER_PROPERTIES.isdisjoint(message.properties):
+            self._park(message)
+        try:
+            appended = self._store.append(message, now_ms)
+        except StoreError as e:
+            raise self._refusal(e) from e
+        self._stats.put(message.topic, 1, appended.size_bytes)
+        return appended
+
+    def batch(self, messages: list[Message], now_ms: int) -> list[Appended]:
+        """Stores messages of one queue behind each other, all of them or none."""
+        try:
+            appended = self._store.append_batch(messages, now_ms)
+        except StoreError as e:
+            raise self._refusal(e) from e
+        self._stats.put(messages[0].topic, len(messages), sum(a.size_bytes for a in appended))
+        return appended
+
+    def must_wait(self, message: Message) -> bool:
+        """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""
+        return self.is_synchronous and message.properties.get(PROPERTY_WAIT_STORE_OK) != "false"
+
+    async def when_flushed(self, last: Appended, reply: Frame) -> Frame:
+        """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""
+        flushed = self._store.wait_flushed(last.log_end_offset)
+        try:
+            async with asyncio.timeout(self._config.sync_flush_timeout / 1000):
+                await flushed
+        except TimeoutError:
+            reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+        except StoreError as e:
+            raise self._refusal(e) from e
+        return reply
+
+    def _park(self, message: Message) -> None:
+        properties = message.properties
+        level = _delay_level(properties)
+        if level <= 0:
+            if not _TIMER_PROPERTIES.isdisjoint(properties):
+                raise RequestFailed(
+                    ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+                )
+            return
+        for name in _TIMER_PROPERTIES:  # a level goes before a time
+            properties.pop(name, None)
+        if level > self._max_delay_level:
+            level = self._max_delay_level
+            properties[PROPERTY_DELAY_LEVEL] = str(level)
+        properties[PROPERTY_REAL_TOPIC] = message.topic
+        properties[PROPERTY_REAL_QUEUE_ID] = str(message.queue_id)
+        message.topic = SCHEDULE_TOPIC
+        message.queue_id = level - 1
+
+    def _refusal(self, error: StoreError) -> RequestFailed:
+        if isinstance(error, MessageTooLarge | PropertiesTooLarge):
+            return RequestFailed(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the message is illegal, maybe msg body or properties length not matched. msg body length limit "
+                f"{self._config.max_message_size}B, msg properties length limit 32KB.",
+            )
+        if isinstance(error, NotWriteable):
+            return RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
+        return RequestFailed(ResponseCode.SYSTEM_ERROR, str(error))
+
+
+def _delay_level(properties: dict[str, str]) -> int:
+    text = properties.get(PROPERTY_DELAY_LEVEL, "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestFailed(
+            ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY is {text!r}: a delay level is a whole number"
+        ) from None

@@ -1,0 +1,137 @@
+"""Keeps this broker known to every name server: at the start, every 30 s, at once when a topic changes, and not any
+more after its end.
+
+Name servers are independent: each is told by itself, and one that is away costs nothing but a log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from zlib import crc32
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.topics import Topics
+from skylark.net.pool import Pool
+from skylark.wire.bodies import encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import QueryDataVersion, RegisterBroker, UnregisterBroker, encode_header
+from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, encode_register_body
+from skylark.wire.tables import PERM_READ, PERM_WRITE, TopicConfig
+
+log = logging.getLogger(__name__)
+
+
+class Registration:
+    """The broker's side of the name servers' routes."""
+
+    def __init__(self, config: BrokerConfig, topics: Topics, address: str, ha_address: str) -> None:
+        self._config = config
+        self._topics = topics
+        self._address = address
+        self._ha_address = ha_address
+        self._pool = Pool()
+        self._changed = asyncio.Event()
+        self._unreachable: set[str] = set()
+
+    @property
+    def _name_servers(self) -> list[str]:
+        return [address for address in self._config.namesrv_addr.split(";") if address]
+
+    def topics_changed(self, _: list[TopicConfig]) -> None:
+        """Registers again as soon as possible; many changes at once cost one registration."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Registers for ever."""
+        period_s = self._config.register_name_server_period / 1000
+        while True:
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._changed.wait()
+                force = True
+            except TimeoutError:
+                force = self._config.force_register
+            await self.register(force)
+
+    async def register(self, force: bool = True) -> None:
+        """Tells every name server, or only those that say that what they know is old."""
+        self._changed.clear()
+        body = encode_register_body(self._body())
+        header = RegisterBroker(
+            broker_name=self._config.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._config.broker_cluster_name,
+            ha_server_addr=self._ha_address,
+            broker_id=self._config.broker_id,
+            enable_acting_master=False,
+            body_crc32=crc32(body) & 0x7FFFFFFF,
+        )
+        await asyncio.gather(*(self._register_with(server, header, body, force) for server in self._name_servers))
+
+    async def unregister(self) -> None:
+        """Says goodbye, so that clients learn of the end before their connections tell them."""
+        header = UnregisterBroker(
+            broker_name=self._config.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._config.broker_cluster_name,
+            broker_id=self._config.broker_id,
+        )
+        await asyncio.gather(*(self._unregister_from(server, header) for server in self._name_servers))
+        self._pool.close()
+
+    def _body(self) -> RegisterBrokerBody:
+        topics = {topic.topic_name: topic for topic in self._topics.all()}
+        allowed = self._config.broker_permission
+        if allowed & (PERM_READ | PERM_WRITE) != PERM_READ | PERM_WRITE:
+            topics = {
+                name: TopicConfig(
+                    topic_name=name,
+                    read_queue_nums=topic.read_queue_nums,
+                    write_queue_nums=topic.write_queue_nums,
+                    perm=topic.perm & allowed,
+                )
+                for name, topic in topics.items()
+            }
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigWrapper(
+                topic_config_table=topics, data_version=self._topics.data_version
+            )
+        )
+
+    async def _register_with(self, server: str, header: RegisterBroker, body: bytes, force: bool) -> None:
+        timeout_s = self._config.register_broker_timeout_mills / 1000
+        try:
+            if not force and await self._is_known(server, timeout_s):
+                return
+            request = Frame(RequestCode.REGISTER_BROKER, encode_header(header), body)
+            response = await self._pool.request(server, request, timeout_s)
+            if response.code != ResponseCode.SUCCESS:
+                log.warning("name server %s refused the registration: %s", server, response.remark)
+            elif server in self._unreachable:
+                self._unreachable.discard(server)
+                log.warning("name server %s is back", server)
+        except (OSError, TimeoutError) as e:
+            if server not in self._unreachable:
+                self._unreachable.add(server)
+                log.warning("name server %s can't be reached, and is tried again: %s", server, e)
+
+    async def _is_known(self, server: str, timeout_s: float) -> bool:
+        header = QueryDataVersion(
+            broker_name=self._config.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._config.broker_cluster_name,
+            broker_id=self._config.broker_id,
+        )
+        body = encode_body(self._topics.data_version)
+        request = Frame(RequestCode.QUERY_DATA_VERSION, encode_header(header), body)
+        response = await self._pool.request(server, request, timeout_s)
+        return response.code == ResponseCode.SUCCESS and response.fields.get("changed") == "false"
+
+    async def _unregister_from(self, server: str, header: UnregisterBroker) -> None:
+        request = Frame(RequestCode.UNREGISTER_BROKER, encode_header(header))
+        try:
+            await self._pool.request(server, request, timeout_s=1.0)
+        except (OSError, TimeoutError) as e:
+            log.info("name server %s was not told of the end: %s", server, e)

@@ -1,0 +1,130 @@
+"""CONSUMER_SEND_MSG_BACK: a message that could not be consumed goes to its group's retry topic, later each time, and to
+the dead-letter topic in the end.
+
+It waits in the delay queues first, at the level the consumer named or at `3 + times tried`, so 10 s, 30 s, 1 m, ...
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.put import Put
+from skylark.broker.stats import Stats
+from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store import Store
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import ConsumerSendMsgBack, decode_header
+from skylark.wire.message import (
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_WAIT_STORE_OK,
+    Message,
+    StoredMessage,
+    message_id,
+)
+from skylark.wire.tables import PERM_READ, PERM_WRITE
+
+DLQ_QUEUES: Final = 1
+_FIRST_RETRY_LEVEL: Final = 3
+_UNIT_SUBSCRIPTION: Final = 2
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+class Retries:
+    """Takes back what consumers could not handle."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        groups: Groups,
+        stats: Stats,
+        clock: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._put = put
+        self._topics = topics
+        self._groups = groups
+        self._stats = stats
+        self._clock = clock
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        header = decode_header(ConsumerSendMsgBack, request)
+        group = self._groups.get(header.group)
+        if group is None:
+            raise RequestFailed(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group} {suggest()}"
+            )
+        if not self._config.broker_permission & PERM_WRITE:
+            raise RequestFailed(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] sending message is forbidden"
+            )
+        if group.retry_queue_nums <= 0:
+            return request.reply()
+        sys_flag = _UNIT_SUBSCRIPTION if header.unit_mode else 0
+        topic = self._topics.create_for_send_back(
+            retry_topic(header.group), group.retry_queue_nums, PERM_READ | PERM_WRITE, sys_flag
+        )
+        if not topic.perm & PERM_WRITE:
+            raise RequestFailed(
+                ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"
+            )
+        original = self._store.message_at(header.offset)
+        if original is None:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        is_spent = original.reconsume_times >= limit or header.delay_level < 0
+        message = self._again(original)
+        if is_spent:
+            message.topic = dead_letter_topic(header.group)
+            message.queue_id = random.randrange(DLQ_QUEUES)
+            message.properties.pop(PROPERTY_DELAY_LEVEL, None)
+            self._topics.create_for_send_back(message.topic, DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
+        else:
+            message.topic = topic.topic_name
+            message.queue_id = random.randrange(group.retry_queue_nums)
+            level = header.delay_level or _FIRST_RETRY_LEVEL + original.reconsume_times
+            message.properties[PROPERTY_DELAY_LEVEL] = str(level)
+        appended = self._put.one(message, self._clock())
+        self._stats.sent_back(header.group, message.properties[PROPERTY_RETRY_TOPIC])
+        reply = request.reply()
+        # The consumer forgets the message once it has this answer, so it waits for the disk whatever the message says.
+        return self._put.when_flushed(appended, reply) if self._put.is_synchronous else reply
+
+    @staticmethod
+    def _again(original: StoredMessage) -> Message:
+        properties = dict(original.properties)
+        properties.setdefault(PROPERTY_RETRY_TOPIC, original.topic)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message_id(original.store_host, original.log_offset))
+        properties[PROPERTY_WAIT_STORE_OK] = "false"
+        return Message(
+            original.topic,
+            0,
+            original.body,
+            properties,
+            original.flag,
+            original.sys_flag,
+            original.born_timestamp_ms,
+            original.born_host,
+            original.reconsume_times + 1,
+        )

@@ -1,0 +1,231 @@
+"""SEND_MESSAGE in its three forms (10, 310, and batches 320): check, build, store, acknowledge.
+
+This is the hottest path of the broker: one pass, nothing awaited unless the acknowledgement has to wait for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.locks import Locks
+from skylark.broker.put import Put
+from skylark.broker.retry import DLQ_QUEUES, dead_letter_topic
+from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store import Appended
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import SendMessage, SendMessageV2, decode_header
+from skylark.wire.message import (
+    PROPERTY_CLUSTER,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_MSG_REGION,
+    PROPERTY_POP_CK,
+    PROPERTY_TRACE_SWITCH,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
+    SYS_MULTI_TAGS,
+    BadRecord,
+    Message,
+    decode_batch,
+    decode_properties,
+)
+from skylark.wire.tables import PERM_READ, PERM_WRITE, TopicConfig
+
+log = logging.getLogger(__name__)
+
+SendHeader = SendMessage | SendMessageV2
+_MAX_TOPIC_LENGTH: Final = 127
+_UNIT_TOPIC: Final = 1
+_UNIT_SUBSCRIPTION: Final = 2
+
+
+class Sends:
+    """Takes messages from producers."""
+
+    def __init__(
+        self, config: BrokerConfig, put: Put, topics: Topics, groups: Groups, locks: Locks, clock: Callable[[], int]
+    ) -> None:
+        self._config = config
+        self._put = put
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
+        self._clock = clock
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
+        }
+
+    def send(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        header: SendHeader
+        if request.code == RequestCode.SEND_MESSAGE:
+            header = decode_header(SendMessage, request)
+        else:
+            header = decode_header(SendMessageV2, request)
+        topic = self._check(header, connection)
+        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
+        if header.batch:
+            return self._send_batch(request, header, topic, queue_id, connection)
+        message = Message(
+            header.topic,
+            queue_id,
+            request.body,
+            self._properties(header),
+            header.flag,
+            header.sys_flag,
+            header.born_timestamp,
+            connection.peer_host,
+            header.reconsume_times or 0,
+        )
+        self._mark(message, topic)
+        self._refuse_transactions(message)
+        if header.topic.startswith(RETRY_PREFIX):
+            self._to_dead_letters_if_spent(request, header, message)
+        unique_key = message.properties.get(PROPERTY_UNIQUE_KEY)
+        if not unique_key:
+            unique_key = message.properties[PROPERTY_UNIQUE_KEY] = os.urandom(16).hex().upper()
+        queue_id = message.queue_id  # before a delay moves the message
+        appended = self._put.one(message, self._clock())
+        reply = self._acknowledge(request, appended.message_id, queue_id, appended.queue_offset, unique_key)
+        return self._put.when_flushed(appended, reply) if self._put.must_wait(message) else reply
+
+    def _send_batch(
+        self, request: Frame, header: SendHeader, topic: TopicConfig, queue_id: int, connection: Connection
+    ) -> Frame | Awaitable[Frame]:
+        if header.topic.startswith(RETRY_PREFIX):
+            raise RequestFailed(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
+            )
+        try:
+            parts = decode_batch(request.body)
+        except BadRecord as e:
+            raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
+        if not parts:
+            raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
+        shared = self._properties(header)
+        messages = []
+        for flag, body, properties in parts:
+            message = Message(
+                header.topic,
+                queue_id,
+                body,
+                properties | shared,
+                flag,
+                header.sys_flag,
+                header.born_timestamp,
+                connection.peer_host,
+                header.reconsume_times or 0,
+            )
+            self._mark(message, topic)
+            messages.append(message)
+        appended = self._put.batch(messages, self._clock())
+        reply = self._acknowledge(
+            request,
+            ",".join(a.message_id for a in appended),
+            queue_id,
+            appended[0].queue_offset,
+            shared.get(PROPERTY_UNIQUE_KEY),
+        )
+        last: Appended = appended[-1]
+        return self._put.when_flushed(last, reply) if self._put.must_wait(messages[0]) else reply
+
+    def _properties(self, header: SendHeader) -> dict[str, str]:
+        """The sender's properties, with what a broker adds to every message."""
+        properties = decode_properties(header.properties) if header.properties else {}
+        properties.pop(PROPERTY_POP_CK, None)
+        properties[PROPERTY_MSG_REGION] = self._config.region_id
+        properties[PROPERTY_TRACE_SWITCH] = "true"
+        properties[PROPERTY_CLUSTER] = self._config.broker_cluster_name
+        return properties
+
+    def _acknowledge(
+        self, request: Frame, message_id: str, queue_id: int, queue_offset: int, unique_key: str | None
+    ) -> Frame:
+        fields = {
+            "msgId": message_id,
+            "queueId": str(queue_id),
+            "queueOffset": str(queue_offset),
+            "MSG_REGION": self._config.region_id,
+            "TRACE_ON": "true",
+        }
+        if unique_key:
+            fields["transactionId"] = unique_key
+        return request.reply(ResponseCode.SUCCESS, fields=fields)
+
+    def _check(self, header: SendHeader, connection: Connection) -> TopicConfig:
+        """The topic to write to, created if that is allowed. Raises RequestFailed."""
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._create(header)
+        elif name in FORBIDDEN_SEND_TOPICS:
+            raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        if not self._config.broker_permission & PERM_WRITE and topic.order:
+            raise RequestFailed(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] sending message is forbidden"
+            )
+        if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{header.queue_id}] is illegal, the topic {name} has {topic.write_queue_nums} write "
+                f"and {topic.read_queue_nums} read queues. Producer: {connection!r}",
+            )
+        return topic
+
+    def _create(self, header: SendHeader) -> TopicConfig:
+        name = header.topic
+        remark = validate_topic(name)
+        if remark is not None:
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
+        if name in FORBIDDEN_SEND_TOPICS:
+            raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        is_retry = name.startswith(RETRY_PREFIX)
+        sys_flag = (_UNIT_SUBSCRIPTION if is_retry else _UNIT_TOPIC) if header.unit_mode else 0
+        topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums, sys_flag)
+        if topic is None and is_retry:
+            topic = self._topics.create_for_send_back(name, 1, PERM_READ | PERM_WRITE, sys_flag)
+        if topic is None:
+            raise RequestFailed(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{suggest()}"
+            )
+        return topic
+
+    def _refuse_transactions(self, message: Message) -> None:
+        if message.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true" and not (
+            message.reconsume_times > 0 and PROPERTY_DELAY_LEVEL in message.properties
+        ):
+            raise RequestFailed(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
+            )
+
+    def _to_dead_letters_if_spent(self, request: Frame, header: SendHeader, message: Message) -> None:
+        """A message that a client sends to a retry topic by itself obeys the same limit as one that is sent back."""
+        name = header.topic.removeprefix(RETRY_PREFIX)
+        group = self._groups.get(name)
+        if group is None:
+            raise RequestFailed(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {suggest()}"
+            )
+        limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        is_ordered = not self._locks.all_expired(name, self._clock())
+        if message.reconsume_times > limit or is_ordered:
+            message.topic = dead_letter_topic(name)
+            message.queue_id = random.randrange(DLQ_QUEUES)
+            message.properties.pop(PROPERTY_DELAY_LEVEL, None)
+            self._topics.create_for_send_back(message.topic, DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
+
+    @staticmethod
+    def _mark(message: Message, topic: TopicConfig) -> None:
+        if topic.topic_filter_type == "MULTI_TAG":
+            message.sys_flag |= SYS_MULTI_TAGS
