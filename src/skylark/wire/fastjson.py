@@ -118,8 +118,12 @@ def _write_object(entries: Any, parts: list[str], line: str, depth: int) -> None
     for name, value in entries:
         if value is None or value is msgspec.UNSET:
             continue
-        parts.append(f"{before}{name}:")
-        _write(value, parts, inner, depth + 1)
+        if type(value) is int:
+            # Offset tables are nothing but these.
+            parts.append(f"{before}{name}:{value}")
+        else:
+            parts.append(f"{before}{name}:")
+            _write(value, parts, inner, depth + 1)
         before = "," + inner
     parts.append("{}" if before[0] == "{" else line + "}")
 
@@ -160,6 +164,8 @@ def _java_double(number: float) -> str:
 
 
 def _key(key: Any, depth: int) -> str:
+    if type(key) is int:
+        return str(key)
     if isinstance(key, str):
         return _quoted(key.value if isinstance(key, Enum) else key)
     if key is None:
