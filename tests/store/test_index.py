@@ -101,7 +101,7 @@ def test_hash_of_unique_keys(key: str) -> None:
 
 def test_the_smallest_int_hashes_to_zero() -> None:
     wanted = (1 << 31) - java_hash("T#" + "@" * 7)
-    digits = []
+    digits: list[int] = []
     for _ in range(7):
         wanted, digit = divmod(wanted % (1 << 32) if not digits else wanted, 31)
         digits.append(digit)

@@ -37,7 +37,7 @@ from skylark.wire.tables import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-ALL = [
+ALL: list[tuple[Callable[[Path], Path], type[msgspec.Struct]]] = [
     (tables.topics_path, TopicTable),
     (tables.subscription_groups_path, SubscriptionGroupTable),
     (tables.consumer_offsets_path, ConsumerOffsetTable),
@@ -50,8 +50,11 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize(("path_in", "wanted"), ALL)
-def test_reads_and_writes_the_files_of_apache(tmp_path: Path, path_in: Callable[[Path], Path], wanted: type) -> None:
+def test_reads_and_writes_the_files_of_apache(
+    tmp_path: Path, path_in: Callable[[Path], Path], wanted: type[msgspec.Struct]
+) -> None:
     table = load(path_in(GOLDEN), wanted)
+    assert table is not None
     save(path_in(tmp_path), table)
     ours, theirs = path_in(tmp_path).read_bytes(), path_in(GOLDEN).read_bytes()
     if wanted is ConsumerOffsetTable:

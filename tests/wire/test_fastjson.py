@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -138,7 +139,7 @@ def test_object_keys_do_not_change() -> None:
     key = ObjectKey(topic="t", queueId=0)
     assert key == {"queueId": 0, "topic": "t"}
     assert hash(key) == hash(ObjectKey(queueId=0, topic="t"))
-    for change in (
+    changes: list[Callable[[], object]] = [
         lambda: key.update(topic="x"),
         lambda: key.__setitem__("topic", "x"),
         lambda: key.pop("topic"),
@@ -146,7 +147,8 @@ def test_object_keys_do_not_change() -> None:
         lambda: key.setdefault("x", 1),
         lambda: key.__ior__({"x": 1}),
         lambda: key.__delitem__("topic"),
-    ):
+    ]
+    for change in changes:
         with pytest.raises(TypeError, match="cannot change"):
             change()
 
