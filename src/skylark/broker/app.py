@@ -105,7 +105,7 @@ class Broker:
         self._clients = Clients(self._topics, self._groups, config)
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
         self._arrivals = Arrivals()
-        self._store = Store.open(_store_config(config, encode_host(config.broker_ip1, port)))
+        self._store = Store.open(_store_config(config, encode_host(resolved(config.broker_ip1), port)))
         self._store.on_arrival = self._arrivals.notify
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -194,6 +194,13 @@ def advertised_address(host: str, namesrv_addr: str) -> str:
             return found
     except (OSError, ValueError):
         return "127.0.0.1"
+
+
+def resolved(host: str) -> str:
+    """The number behind a host, IPv4 if there is one: message ids hold numbers. Raises OSError for an unknown name."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0]).partition("%")[0]
 
 
 def _join(host: str, port: int) -> str:

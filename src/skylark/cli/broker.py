@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory, writes_back
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
@@ -64,7 +64,7 @@ def broker(
         print(render(effective), end="")
         return
     writable_directory(Path(effective.store_path_root_dir), "the store")
-    run(lambda: _serve(effective))
+    run(lambda: _serve(effective, config))
 
 
 def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig":
@@ -81,12 +81,16 @@ def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig
     return effective
 
 
-async def _serve(config: "BrokerConfig") -> None:
+async def _serve(config: "BrokerConfig", file: Path | None) -> None:
     from skylark.broker.app import Broker
 
     async with Running() as running:
         bound = await running.start(
-            Broker(config), "broker", config.bind_address, config.listen_port, "another with --port"
+            Broker(config, on_config_change=writes_back(file)),
+            "broker",
+            config.bind_address,
+            config.listen_port,
+            "another with --port",
         )
         where = address(reachable(config.bind_address, config.broker_ip1), bound)
         registered = (

@@ -17,10 +17,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from skylark.config.rewrite import rewrite
 from skylark.store.api import StoreError
 from skylark.store.tables import BadTable
 
-_WILDCARDS = {"", "0.0.0.0", "::"}
+log = logging.getLogger(__name__)
+
+WILDCARDS = {"", "0.0.0.0", "::"}
 
 
 class Failure(Exception):
@@ -97,9 +100,23 @@ def writable_directory(path: Path, what: str) -> Path:
     return path
 
 
+def writes_back(path: Path | None) -> Callable[[dict[str, str]], None]:
+    """What keeps changed settings: they go back into the file they came from, if there is one."""
+
+    def write(changed: dict[str, str]) -> None:
+        if path is None:
+            return
+        try:
+            rewrite(path, changed)
+        except OSError as error:
+            log.warning("changed settings will not outlive this process, %s: %s", path, error.strerror)
+
+    return write
+
+
 def reachable(host: str, advertised: str = "") -> str:
     """The host that a client on this machine, or one told the advertised address, connects to."""
-    return advertised or ("127.0.0.1" if host in _WILDCARDS else host)
+    return advertised or ("127.0.0.1" if host in WILDCARDS else host)
 
 
 def address(host: str, port: int) -> str:
@@ -109,7 +126,7 @@ def address(host: str, port: int) -> str:
 def _explain(error: OSError, what: str, host: str, port: int, port_option: str) -> str:
     where = address(host, port)
     if isinstance(error, socket.gaierror):
-        return f"the {what} cannot listen on {where}: {error.strerror}"
+        return f"the {what} cannot start: the address to listen on or to advertise is unknown: {error.strerror}"
     if error.errno == errno.EADDRINUSE:
         return f"the {what} cannot listen on {where}: the port is in use; stop what uses it or choose {port_option}"
     if error.errno in (errno.EACCES, errno.EPERM) and error.filename is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory, writes_back
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
@@ -73,7 +73,7 @@ def up(
         listen_port=namesrv_port,
         kv_config_path=str(root / "namesrv" / "kvConfig.json"),
     )
-    run(lambda: _serve(namesrv_config, broker_config))
+    run(lambda: _serve(namesrv_config, broker_config, config))
 
 
 def _broker_config(
@@ -104,12 +104,13 @@ def _broker_config(
     return result
 
 
-async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig") -> None:
-    from skylark.broker.app import Broker
+async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig", file: Path | None) -> None:
+    from skylark.broker.app import Broker, advertised_address
     from skylark.nameserver.app import NameServer
 
     host = broker_config.bind_address
-    advertised = broker_config.broker_ip1
+    # The name server is on this machine, so the way to it does not show the address that others reach us at.
+    broker_config.broker_ip1 = advertised = broker_config.broker_ip1 or advertised_address(host, "")
     async with Running() as running:
         name_server = NameServer(namesrv_config)
         namesrv_port = await running.start(
@@ -117,7 +118,11 @@ async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig")
         )
         broker_config.namesrv_addr = address(reachable(host), namesrv_port)
         broker_port = await running.start(
-            Broker(broker_config), "broker", host, broker_config.listen_port, "another with --broker-port"
+            Broker(broker_config, on_config_change=writes_back(file)),
+            "broker",
+            host,
+            broker_config.listen_port,
+            "another with --broker-port",
         )
         namesrv_address = address(reachable(host, advertised), namesrv_port)
         broker_address = address(reachable(host, advertised), broker_port)

@@ -25,7 +25,7 @@ def rewritten(text: str, changes: Mapping[str, str]) -> str:
     parts: list[str] = []
     for lines in _entries(text):
         key = next(iter(properties.parse(lines)), None)
-        if key in changes:
+        if key is not None and key in changes:
             missing.pop(key, None)
             lines = _entry(key, changes[key])
         parts.append(lines)
