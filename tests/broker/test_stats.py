@@ -19,7 +19,7 @@ def ticks(stats: Stats, start_ms: int, count: int) -> int:
 
 
 def test_a_topic_shows_its_first_rate_after_one_sample() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 50, 5_000)
     stats.put("T", 50, 5_000)
     assert stats.put_tps("T") == 0.0
@@ -33,7 +33,7 @@ def test_a_topic_shows_its_first_rate_after_one_sample() -> None:
 
 
 def test_the_minute_forgets_and_the_hour_and_day_remember() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 600, 1)
     last = ticks(stats, START_MS, 8)
     rates = stats.view("TOPIC_PUT_NUMS", "T")
@@ -49,7 +49,7 @@ def test_the_minute_forgets_and_the_hour_and_day_remember() -> None:
 
 
 def test_groups_are_counted_by_topic_and_group() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.got("G", "T", 32, 3_200)
     stats.got("G2", "T", 1, 1)
     stats.sent_back("G", "T")
@@ -65,7 +65,7 @@ def test_groups_are_counted_by_topic_and_group() -> None:
 
 
 def test_the_whole_broker_under_its_cluster_name() -> None:
-    stats = Stats(START_MS, lambda topic: topic.startswith("SYS"), "C1")
+    stats = Stats("C1", START_MS, lambda topic: topic.startswith("SYS"))
     stats.put("T", 10, 1)
     stats.put("SYS_T", 5, 1)
     stats.got("G", "SYS_T", 3, 1)
@@ -81,14 +81,14 @@ def test_the_whole_broker_under_its_cluster_name() -> None:
 
 @pytest.mark.parametrize(("name", "key"), [("TOPIC_PUT_NUMS", "no"), ("GROUP_GET_NUMS", "T"), ("NO_SUCH", "T")])
 def test_what_was_never_counted_is_not_there(name: str, key: str) -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 1, 1)
     stats.tick(START_MS)
     assert stats.view(name, key) is None
 
 
 def test_recent_rates_use_what_there_is_of_their_window() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     assert stats.recent_tps(lambda totals: totals.put_count) == (0.0, 0.0, 0.0)
     stats.put("T", 100, 1)
     stats.tick(START_MS + TEN_SECONDS_MS)
@@ -98,7 +98,7 @@ def test_recent_rates_use_what_there_is_of_their_window() -> None:
 
 
 def test_a_full_table_counts_the_rest_in_the_totals_only() -> None:
-    stats = Stats(START_MS, max_counters=2)
+    stats = Stats("C1", START_MS, max_counters=2)
     for topic in ("A", "B", "C", "D"):
         stats.put(topic, 1, 10)
     stats.tick(START_MS)
@@ -108,7 +108,7 @@ def test_a_full_table_counts_the_rest_in_the_totals_only() -> None:
 
 
 def test_an_idle_counter_makes_room_and_stays_in_the_totals() -> None:
-    stats = Stats(START_MS, max_counters=1)
+    stats = Stats("C1", START_MS, max_counters=1)
     stats.put("A", 7, 70)
     for hour in range(27):
         stats.tick(START_MS + hour * 3_600_000)
@@ -119,7 +119,7 @@ def test_an_idle_counter_makes_room_and_stays_in_the_totals() -> None:
 
 
 def test_deleted_topics_and_groups_are_forgotten() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 1, 1)
     stats.got("G", "T", 1, 1)
     stats.got("G", "U", 1, 1)
@@ -135,7 +135,7 @@ def test_deleted_topics_and_groups_are_forgotten() -> None:
 
 
 def test_how_long_puts_took_is_shown_for_the_last_whole_minute() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     for _ in range(98):
         stats.put("T", 1, 1)
     for elapsed_ms in (7, 450):
@@ -155,7 +155,7 @@ def test_how_long_puts_took_is_shown_for_the_last_whole_minute() -> None:
 
 @given(st.lists(st.integers(0, 60_000), max_size=200), st.sampled_from((0.5, 0.99, 0.999, 1.0)))
 def test_percentiles_lie_between_the_fastest_and_the_slowest(elapsed: list[int], share: float) -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     for elapsed_ms in elapsed:
         stats.put("T", 1, 1)
         stats.put_took(elapsed_ms)
@@ -165,7 +165,7 @@ def test_percentiles_lie_between_the_fastest_and_the_slowest(elapsed: list[int],
 
 def test_mornings_remember_the_totals_of_the_day_before() -> None:
     day_ms = 86_400_000
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 5, 1)
     stats.tick(START_MS + day_ms)
     stats.put("T", 2, 1)
@@ -177,7 +177,7 @@ def test_mornings_remember_the_totals_of_the_day_before() -> None:
 
 
 def test_a_clock_set_back_neither_divides_by_zero_nor_stops_the_samples() -> None:
-    stats = Stats(START_MS)
+    stats = Stats("C1", START_MS)
     stats.put("T", 1, 1)
     stats.tick(START_MS)
     stats.tick(START_MS - 3 * 3_600_000)

@@ -219,9 +219,9 @@ class Stats:
 
     def __init__(
         self,
+        cluster_name: str,
         now_ms: int,
         is_system: Callable[[str], bool] = lambda topic: False,
-        cluster_name: str = "DefaultCluster",
         max_counters: int = MAX_COUNTERS,
     ) -> None:
         self.started_ms = now_ms

@@ -1,0 +1,242 @@
+"""Where topics and groups stand: what the queues hold, how far each group has come, who consumes what.
+
+A group that is online is asked about only for topics it subscribes to: offsets of topics that it used to consume would
+show a lag that nobody works on. A group that is offline is shown with every topic it has offsets of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final
+
+from skylark.broker.clients import Clients
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.offsets import Offsets
+from skylark.broker.stats import Stats
+from skylark.broker.topics import Topics
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store.store import Store
+from skylark.wire import fastjson
+from skylark.wire.bodies import GroupList, MessageQueue, TopicList
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import (
+    GetConsumeStats,
+    GetConsumeStatsInBroker,
+    GetTopicStatsInfo,
+    QueryConsumeTimeSpan,
+    QueryCorrectionOffset,
+    QueryTopicConsumeByWho,
+    QueryTopicsByConsumer,
+    decode_header,
+)
+from skylark.wire.stats import (
+    BrokerConsumeStats,
+    ConsumeOffset,
+    ConsumeStats,
+    ConsumeTimeSpans,
+    CorrectionOffsets,
+    QueueTimeSpan,
+    TopicOffset,
+    TopicStats,
+)
+from skylark.wire.tables import TopicConfig
+
+log = logging.getLogger(__name__)
+
+_LONG_MAX: Final = 2**63 - 1
+
+
+class Progress:
+    """Answers questions about positions; changes nothing."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        clients: Clients,
+        stats: Stats,
+        clock: Callable[[], int],
+        broker_addr: str,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._stats = stats
+        self._clock = clock
+        self._broker_addr = broker_addr
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self._topic_stats,
+            RequestCode.GET_CONSUME_STATS: self._consume_stats,
+            RequestCode.GET_BROKER_CONSUME_STATS: self._broker_consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self._topics_of_group,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self._time_spans,
+            RequestCode.QUERY_CORRECTION_OFFSET: self._correction_offsets,
+        }
+
+    # What is asked.
+
+    def topic_stats(self, topic: TopicConfig) -> TopicStats:
+        stats = TopicStats(topic_put_tps=self._stats.put_tps(topic.topic_name))
+        name = topic.topic_name
+        for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
+            end = max(0, self._store.max_offset(name, queue_id))
+            stats.offset_table[self._queue(name, queue_id)] = TopicOffset(
+                min_offset=max(0, self._store.min_offset(name, queue_id)),
+                max_offset=end,
+                last_update_timestamp=self._store.store_time(name, queue_id, end - 1) if end else 0,
+            )
+        return stats
+
+    def consume_stats(self, group: str, topics: Iterable[TopicConfig]) -> ConsumeStats:
+        stats = ConsumeStats()
+        for topic in topics:
+            for queue_id in range(topic.read_queue_nums):
+                queue = self._queue(topic.topic_name, queue_id)
+                stats.offset_table[queue] = self._consume_offset(group, queue)
+            stats.consume_tps += self._stats.get_tps(group, topic.topic_name)
+        return stats
+
+    def topics_to_show(self, group: str, named: Iterable[str] | None = None) -> list[TopicConfig]:
+        """The topics, by name or all that the group has offsets of, that exist and that it subscribes to if online."""
+        names = sorted(self._offsets.topics_of(group)) if named is None else named
+        online = self._clients.group(group)
+        if online is not None and online.subscriptions:
+            names = [name for name in names if name in online.subscriptions]
+        return self._existing(names)
+
+    def broker_consume_stats(self, only_ordered: bool) -> BrokerConsumeStats:
+        answer = BrokerConsumeStats(broker_addr=self._broker_addr)
+        for group in self._groups.all():
+            shown = [t for t in self.topics_to_show(group.group_name) if t.order or not only_ordered]
+            stats = [self.consume_stats(group.group_name, [topic]) for topic in shown]
+            answer.consume_stats_list.append({group.group_name: stats})
+            answer.total_diff += sum(s.lag for s in stats)
+            answer.total_inflight_diff += sum(s.in_flight for s in stats)
+        return answer
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Groups that are online with the topic in their subscriptions, and those that have consumed it before."""
+        return sorted(self._offsets.groups_of(topic) | self._clients.groups_of(topic))
+
+    def time_spans(self, group: str, topic: TopicConfig) -> list[QueueTimeSpan]:
+        return [self._time_span(group, topic.topic_name, queue_id) for queue_id in range(topic.write_queue_nums)]
+
+    def correction_offsets(self, topic: str, compare_group: str, passed_over: set[str]) -> dict[int, int]:
+        """The smallest offset that is still there, of all groups but some, for each queue.
+
+        Where the group to compare is further back than that, the answer is the largest number there is.
+        """
+        smallest: dict[int, int] = {}
+        for group in self._offsets.groups_of(topic) - passed_over:
+            for queue_id, offset in self._offsets.of(group, topic).items():
+                if offset >= self._store.min_offset(topic, queue_id):
+                    smallest[queue_id] = min(offset, smallest.get(queue_id, _LONG_MAX))
+        for queue_id, offset in self._offsets.of(compare_group, topic).items():
+            if smallest.get(queue_id, _LONG_MAX) > offset:
+                smallest[queue_id] = _LONG_MAX
+        return smallest
+
+    # The requests.
+
+    def _topic_stats(self, request: Frame, connection: Connection) -> Frame:
+        topic = self._topic(decode_header(GetTopicStatsInfo, request).topic)
+        return request.reply(body=fastjson.dumps(self.topic_stats(topic)))
+
+    def _consume_stats(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(GetConsumeStats, request)
+        named = [name for name in (header.topic_list or "").split(";") if name]
+        if named:
+            # Whoever gives a list wants exactly these, subscribed or not.
+            topics = self._existing(named)
+        else:
+            topics = self.topics_to_show(header.consumer_group, [header.topic] if header.topic else None)
+        return request.reply(body=fastjson.dumps(self.consume_stats(header.consumer_group, topics)))
+
+    def _broker_consume_stats(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(GetConsumeStatsInBroker, request)
+        return request.reply(body=fastjson.dumps(self.broker_consume_stats(header.order)))
+
+    def _groups_of_topic(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(QueryTopicConsumeByWho, request)
+        return request.reply(body=fastjson.dumps(GroupList(group_list=self.groups_of_topic(header.topic))))
+
+    def _topics_of_group(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(QueryTopicsByConsumer, request)
+        topics = sorted(self._offsets.topics_of(header.group))
+        return request.reply(body=fastjson.dumps(TopicList(topic_list=topics, broker_addr=self._broker_addr)))
+
+    def _time_spans(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(QueryConsumeTimeSpan, request)
+        spans = self.time_spans(header.group, self._topic(header.topic))
+        return request.reply(body=fastjson.dumps(ConsumeTimeSpans(consume_time_span_set=spans)))
+
+    def _correction_offsets(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(QueryCorrectionOffset, request)
+        passed_over = set((header.filter_groups or "").split(","))
+        offsets = self.correction_offsets(header.topic, header.compare_group, passed_over)
+        return request.reply(body=fastjson.dumps(CorrectionOffsets(correction_offsets=offsets)))
+
+    # Their parts.
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(self._config.broker_name, queue_id, topic)
+
+    def _topic(self, name: str) -> TopicConfig:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
+    def _existing(self, names: Iterable[str]) -> list[TopicConfig]:
+        return [topic for name in names if (topic := self._topics.get(name)) is not None]
+
+    def _consume_offset(self, group: str, queue: MessageQueue) -> ConsumeOffset:
+        topic, queue_id = queue.topic, queue.queue_id
+        consumed = max(0, self._offsets.query(group, topic, queue_id))
+        return ConsumeOffset(
+            broker_offset=max(0, self._store.max_offset(topic, queue_id)),
+            consumer_offset=consumed,
+            pull_offset=max(consumed, self._offsets.query_pulled(group, topic, queue_id)),
+            last_timestamp=max(0, self._store.store_time(topic, queue_id, consumed - 1)) if consumed else 0,
+        )
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        end = self._store.max_offset(topic, queue_id)
+        first_ms = self._store.earliest_store_time(topic, queue_id)
+        last_ms = self._store.store_time(topic, queue_id, end - 1)
+        consumed = self._offsets.query(group, topic, queue_id)
+        consumed_ms = self._store.store_time(topic, queue_id, consumed - 1) if consumed > 0 else first_ms
+        delay_ms = 0
+        if consumed < end:
+            # A group that never consumed, or whose next message has been deleted, has the first one before it.
+            next_offset = max(consumed, self._store.min_offset(topic, queue_id))
+            delay_ms = self._clock() - self._store.store_time(topic, queue_id, next_offset)
+        return QueueTimeSpan(
+            message_queue=self._queue(topic, queue_id),
+            min_time_stamp=first_ms,
+            min_time_stamp_str=_local_time(first_ms),
+            max_time_stamp=last_ms,
+            max_time_stamp_str=_local_time(last_ms),
+            consume_time_stamp=consumed_ms,
+            consume_time_stamp_str=_local_time(consumed_ms),
+            delay_time=delay_ms,
+        )
+
+
+def _local_time(timestamp_ms: int) -> str:
+    """As Apache writes times for people: 2026-11-16#00:43:17:042"""
+    local = datetime.fromtimestamp(timestamp_ms // 1000)
+    return f"{local:%Y-%m-%d#%H:%M:%S}:{timestamp_ms % 1000:03}"

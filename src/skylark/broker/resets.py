@@ -1,0 +1,133 @@
+"""Sending consumers to other offsets, and copying a group's offsets to another group.
+
+There are two ways to reset. The broker's own way, which `useServerSideResetOffset` chooses and which is the default:
+the new offsets are put into the offset table, for groups online or not, and a consumer is sent there with its next
+pull. The old way: the members of the group are told, and commit the new offsets themselves; a group that is offline
+can't be reset like that, and the tools then move its offsets one by one (UPDATE_CONSUMER_OFFSET).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from skylark.broker.clients import Clients
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.offsets import Offsets
+from skylark.broker.topics import Topics
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store.store import Store
+from skylark.wire import fastjson
+from skylark.wire.bodies import MessageQueue, ResetOffsets
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import CloneGroupOffset, ResetOffset, decode_header
+from skylark.wire.tables import TopicConfig
+
+log = logging.getLogger(__name__)
+
+_UNSET: Final = -1
+
+
+def handlers(
+    config: BrokerConfig, store: Store, topics: Topics, groups: Groups, offsets: Offsets, clients: Clients
+) -> dict[int, Handler]:
+    resets = Resets(config, store, topics, groups, offsets, clients)
+    return {
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset,
+        RequestCode.CLONE_GROUP_OFFSET: resets.clone,
+    }
+
+
+class Resets:
+    """Moves the offsets of groups."""
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, topics: Topics, groups: Groups, offsets: Offsets, clients: Clients
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+
+    def reset(self, request: Frame, connection: Connection) -> Frame:
+        header = decode_header(ResetOffset, request)
+        log.info(
+            "%r resets %s of %s: time %d, queue %d, offset %s, force %s",
+            connection, header.group, header.topic, header.timestamp, header.queue_id, header.offset, header.force,
+        )  # fmt: skip
+        reset = self._reset_here if self._config.use_server_side_reset_offset else self._reset_clients
+        moved = reset(header)
+        return request.reply(body=fastjson.dumps(ResetOffsets(offset_table=self._by_queue(header.topic, moved))))
+
+    def clone(self, request: Frame, connection: Connection) -> Frame:
+        """Copies offsets of one topic, or of all; topics that an online group has left are passed over."""
+        header = decode_header(CloneGroupOffset, request)
+        source, target = header.src_group, header.dest_group
+        online = None if header.offline else self._clients.group(source)
+        for topic in [header.topic] if header.topic else sorted(self._offsets.topics_of(source)):
+            if topic not in self._topics:
+                log.warning("the offsets of %s in %s are not copied: no such topic", source, topic)
+            elif online is not None and online.subscriptions and topic not in online.subscriptions:
+                log.warning("the offsets of %s in %s are not copied: it does not subscribe to it now", source, topic)
+            else:
+                self._offsets.clone(source, target, topic)
+        return request.reply()
+
+    def _by_queue(self, topic: str, moved: dict[int, int]) -> dict[MessageQueue, int]:
+        return {MessageQueue(self._config.broker_name, queue, topic): offset for queue, offset in moved.items()}
+
+    # The broker's own way.
+
+    def _reset_here(self, header: ResetOffset) -> dict[int, int]:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
+        if header.group not in self._groups:
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group} does not exist")
+        if header.queue_id < 0:
+            moved = {queue: self._offset_at(topic, queue, header.timestamp) for queue in range(topic.read_queue_nums)}
+        elif header.offset is None or header.offset == _UNSET:
+            moved = {header.queue_id: self._offset_at(topic, header.queue_id, header.timestamp)}
+        else:
+            self._check_range(header.topic, header.queue_id, header.offset)
+            moved = {header.queue_id: header.offset}
+        if not moved:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+        for queue, offset in moved.items():
+            self._offsets.reset(header.group, header.topic, queue, offset)
+        return moved
+
+    def _offset_at(self, topic: TopicConfig, queue_id: int, timestamp_ms: int) -> int:
+        if timestamp_ms < 0:
+            return max(0, self._store.max_offset(topic.topic_name, queue_id))
+        return max(0, self._store.offset_by_time(topic.topic_name, queue_id, timestamp_ms))
+
+    def _check_range(self, topic: str, queue_id: int, offset: int) -> None:
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        if not low <= offset <= high + 1:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR, f"Target offset {offset} not in consume queue range [{low}-{high}]"
+            )
+
+    # The old way.
+
+    def _reset_clients(self, header: ResetOffset) -> dict[int, int]:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestFailed(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
+            )
+        moved: dict[int, int] = {}
+        for queue in range(topic.write_queue_nums):
+            consumed = self._offsets.query(header.group, header.topic, queue)
+            if consumed == _UNSET:
+                raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist")
+            wanted = self._offset_at(topic, queue, header.timestamp)
+            moved[queue] = wanted if header.force else min(wanted, consumed)
+        self._clients.push_reset(header.group, header.topic, header.timestamp, self._by_queue(header.topic, moved))
+        return moved
