@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store.api import ReadResult, ReadStatus
+from skylark.store import ReadResult, ReadStatus
 from skylark.store.tables import ConsumerOffsetTable, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
