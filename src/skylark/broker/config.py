@@ -85,12 +85,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 
     # Sending
     max_message_size: Annotated[int, Meta(ge=1, le=16 << 20)] = 4 << 20
-    reject_transaction_message: bool = False
     message_delay_level: Annotated[
         str,
         Meta(pattern=r"^\d+[smhd](?: +\d+[smhd])*$", description="delays separated by blanks, such as 1s 5s 10m 2h"),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    flush_delay_offset_interval: Millis = 10_000
     sync_flush_timeout: Millis = 5_000
 
     # Pulling
@@ -144,7 +142,7 @@ UPDATABLE_KEYS = frozenset(
     defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enablePropertyFilter fileReservedTime
     longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
-    rejectTransactionMessage shortPollingTimeMills slaveReadEnable traceTopicEnable useServerSideResetOffset
+    shortPollingTimeMills slaveReadEnable traceTopicEnable useServerSideResetOffset
     """.split()
 )
 
