@@ -187,7 +187,7 @@ def _decode_loose_json_header(header: bytes, body: bytes) -> Frame:
         fields = {k: v if isinstance(v, str) else _as_text(v) for k, v in given.items() if v is not None}
         strict = {key: value for key, value in h.items() if key != "extFields" and value is not None}
         typed = msgspec.convert(strict, _JsonHeader, strict=False)
-    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, RecursionError) as e:
         raise BadFrame(f"bad JSON header: {e}") from None
     return Frame(typed.code, fields, body, typed.opaque, typed.flag, typed.remark, typed.language, typed.version)
 

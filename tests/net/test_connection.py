@@ -1,0 +1,183 @@
+"""A connection's own requests, and when it stops to read from a peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from skylark.net import connection as module
+from skylark.net.connection import Connection, Handlers
+from skylark.wire.frame import Frame, FrameDecoder, encode_frame
+
+
+class FakeTransport:
+    """Remembers what was written and whether the connection wants to read."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.writes = 0
+        self.wrote = asyncio.Event()
+        self.reading = True
+        self.aborted = False
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("::ffff:10.0.0.7", 4321) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        self.writes += 1
+        self.wrote.set()
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    close = abort
+
+    def frames(self) -> list[Frame]:
+        return FrameDecoder().feed(self.written)
+
+
+def connected(
+    handlers: Handlers, closed: Callable[[Connection], None] | None = None
+) -> tuple[Connection, FakeTransport]:
+    connection, transport = Connection(handlers, closed=closed), FakeTransport()
+    connection.connection_made(cast(asyncio.Transport, transport))
+    return connection, transport
+
+
+def test_the_peers_address_is_known() -> None:
+    async def run() -> None:
+        connection, _ = connected({})
+        assert connection.peer == ("10.0.0.7", 4321)
+        assert connection.peer_host == bytes([10, 0, 0, 7, 0, 0, 0x10, 0xE1])
+        assert repr(connection) == "10.0.0.7:4321"
+
+    asyncio.run(run())
+
+
+def test_the_answers_of_one_read_leave_in_one_write() -> None:
+    async def run() -> None:
+        connection, transport = connected({1: lambda request, _: request.reply()})
+        connection.data_received(b"".join(encode_frame(Frame(1, opaque=i)) for i in range(5)))
+        assert transport.writes == 1
+        assert [frame.opaque for frame in transport.frames()] == [*range(5)]
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_does_not_read_is_not_read_from() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        connection.pause_writing()
+        assert not transport.reading
+        connection.resume_writing()
+        assert transport.reading
+
+    asyncio.run(run())
+
+
+def test_a_peer_with_too_many_waiting_requests_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_REQUESTS", 3)
+
+    async def run() -> None:
+        gate = asyncio.Semaphore(0)
+
+        async def slow(request: Frame, _: Connection) -> Frame:
+            await gate.acquire()
+            return request.reply()
+
+        connection, transport = connected({1: slow})
+        for number in range(3):
+            assert transport.reading
+            connection.data_received(encode_frame(Frame(1, opaque=number)))
+        assert not transport.reading
+        # While the peer reads no answers either, an answered request alone does not open the tap again.
+        connection.pause_writing()
+        gate.release()
+        await transport.wrote.wait()
+        await asyncio.sleep(0)  # the turn in which the connection learns that the request is done
+        assert not transport.reading
+        connection.resume_writing()
+        assert transport.reading
+        for _ in range(2):
+            gate.release()
+        await connection.drained()
+        assert [frame.opaque for frame in transport.frames()] == [0, 1, 2]
+
+    asyncio.run(run())
+
+
+def test_a_request_gets_its_own_response() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        asked = [asyncio.create_task(connection.request(Frame(code), 60.0)) for code in (7, 8)]
+        await asyncio.sleep(0)  # the turn in which both are sent
+        first, second = transport.frames()
+        assert first.opaque != second.opaque
+        connection.data_received(encode_frame(second.reply(body=b"8")) + encode_frame(first.reply(body=b"7")))
+        assert [(await task).body for task in asked] == [b"7", b"8"]
+
+    asyncio.run(run())
+
+
+def test_a_response_that_nobody_waits_for_is_passed_over() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        connection.data_received(encode_frame(Frame(1, opaque=99).reply()))
+        assert not transport.written
+        assert connection.is_open
+
+    asyncio.run(run())
+
+
+def test_a_request_fails_when_the_connection_closes() -> None:
+    async def run() -> None:
+        closed: list[Connection] = []
+        connection, _ = connected({}, closed.append)
+        asked = asyncio.create_task(connection.request(Frame(1), 60.0))
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+        with pytest.raises(ConnectionError, match=r"10\.0\.0\.7:4321"):
+            await asked
+        with pytest.raises(ConnectionError):
+            await connection.request(Frame(1), 60.0)
+        assert closed == [connection]
+        assert not connection.is_open
+        connection.send(Frame(1))  # nothing happens
+
+    asyncio.run(run())
+
+
+def test_a_request_without_an_answer_times_out() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        with pytest.raises(TimeoutError):
+            await connection.request(Frame(1), 0.0)
+        (late,) = transport.frames()
+        connection.data_received(encode_frame(late.reply()))
+        assert connection.is_open
+
+    asyncio.run(run())
+
+
+def test_a_notification_is_a_oneway_request() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        connection.notify(Frame(40))
+        (frame,) = transport.frames()
+        assert frame.is_oneway
+        assert not frame.is_response
+
+    asyncio.run(run())

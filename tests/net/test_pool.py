@@ -1,0 +1,91 @@
+"""Connections by address: shared, dialled again, and clear errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skylark.net.connection import Connection
+from skylark.net.pool import Pool, split_address
+from skylark.net.server import Server, bind
+from skylark.wire.frame import Frame
+
+
+def echo(request: Frame, _: Connection) -> Frame:
+    return request.reply(body=request.body)
+
+
+def test_requests_at_the_same_time_share_one_connection() -> None:
+    async def run() -> None:
+        server = Server({1: echo})
+        address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
+        pool = Pool()
+        answers = await asyncio.gather(*(pool.request(address, Frame(1, body=b"%d" % i)) for i in range(8)))
+        assert [answer.body for answer in answers] == [b"%d" % i for i in range(8)]
+        assert len(server.connections) == 1
+        pool.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_closed_connection_is_dialled_again() -> None:
+    async def run() -> None:
+        server = Server({1: echo})
+        address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
+        pool = Pool()
+        first = await pool.get(address)
+        assert await pool.get(address) is first
+        pool.drop(address)
+        pool.drop(address)
+        second = await pool.get(address)
+        assert second is not first
+        assert (await second.request(Frame(1, body=b"x"), 60.0)).body == b"x"
+        pool.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_the_server_can_ask_and_tell_the_client() -> None:
+    async def run() -> None:
+        told = asyncio.Event()
+
+        def tell(request: Frame, _: Connection) -> None:
+            told.set()
+
+        server = Server({1: echo})
+        address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
+        pool = Pool({1: echo, 2: tell})
+        await pool.request(address, Frame(1))
+        (connection,) = server.connections
+        assert (await connection.request(Frame(1, body=b"back"), 60.0)).body == b"back"
+        connection.notify(Frame(2))
+        await told.wait()
+        pool.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_an_address_without_a_server_is_named_in_the_error() -> None:
+    async def run() -> None:
+        unused = bind("127.0.0.1", 0)  # bound and never listening: nobody else can take it
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        pool = Pool()
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match=address):
+                await pool.request(address, Frame(1))
+        pool.close()
+        unused.close()
+
+    asyncio.run(run())
+
+
+def test_addresses() -> None:
+    assert split_address("localhost:9876") == ("localhost", 9876)
+    assert split_address("[::1]:9876") == ("::1", 9876)
+    for wrong in ("", "localhost", ":9876", "localhost:", "localhost:x"):
+        with pytest.raises(ValueError, match="host:port"):
+            split_address(wrong)
