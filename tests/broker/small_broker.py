@@ -16,7 +16,8 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, RequestFailed
-from skylark.store.store import Appended, Store, StoreConfig
+from skylark.store.api import Appended, StoreConfig
+from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.bodies import ConsumerData, Heartbeat, MessageQueue, Subscription
 from skylark.wire.frame import Frame
@@ -118,7 +119,7 @@ class SmallBroker:
         self.now_ms += 1_000
         return appended
 
-    def ask(self, code: int, body: bytes = b"", **fields: object) -> Frame:
+    def ask(self, code: int, body: bytes = b"", /, **fields: object) -> Frame:
         """The answer to a request; an error is an answer too."""
         request = Frame(code, {key: _text(value) for key, value in fields.items()}, body, opaque=7)
         handler = cast(Callable[[Frame, Any], Frame], self.handlers[code])
@@ -127,8 +128,8 @@ class SmallBroker:
         except RequestFailed as failure:
             return request.reply(failure.code, failure.remark)
 
-    def ask_for(self, body: type[_Body], code: int, **fields: object) -> _Body:
-        answer = self.ask(code, **fields)
+    def ask_for(self, body: type[_Body], code: int, /, **fields: object) -> _Body:
+        answer = self.ask(code, b"", **fields)
         assert answer.code == 0, answer.remark
         return fastjson.decode(answer.body, body)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker.small_broker import BROKER_ADDR, START_MS, SmallBroker, queue
 
+from broker.small_broker import BROKER_ADDR, START_MS, SmallBroker, queue
 from skylark.broker.config import UPDATABLE_KEYS
 from skylark.config import properties
 from skylark.wire import fastjson

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker.small_broker import START_MS, SmallBroker
 
+from broker.small_broker import START_MS, SmallBroker
 from skylark.broker.query import join_within
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.message import decode_record, decode_records, java_hash, parse_message_id

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker.small_broker import START_MS, SmallBroker, queue
 
+from broker.small_broker import START_MS, SmallBroker, queue
 from skylark.wire import fastjson
 from skylark.wire.bodies import ResetOffsets
 from skylark.wire.codes import RequestCode, ResponseCode
