@@ -1,0 +1,155 @@
+"""Messages that come later: sent back by a consumer, or sent with a delay."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker.live import Live, live_broker, messages_of
+from skylark.broker.config import BrokerConfig
+from skylark.broker.delay import Delayed
+from skylark.broker.put import Put
+from skylark.broker.stats import Stats
+from skylark.store import Store, StoreConfig
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.message import Message, StoredMessage, encode_host
+
+NOW_MS = 1_700_000_000_000
+
+
+async def send_back(broker: Live, message: StoredMessage, **more: object) -> Frame:
+    fields: dict[str, object] = {"offset": message.log_offset, "group": "g", "delayLevel": 1, "originTopic": "t"}
+    return await broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, **(fields | more))
+
+
+def test_a_message_sent_back_comes_again_and_dies_in_the_end(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path, messageDelayLevel="1s 2s 3s 4s 5s") as broker:
+            sent = await broker.send("t", b"hard", {"TAGS": "a", "UNIQ_KEY": "U" * 32})
+            (first,) = messages_of(await broker.pull("t", 0))
+            assert (await send_back(broker, first, maxReconsumeTimes=1)).code == ResponseCode.SUCCESS
+            (again,) = await broker.until_found("%RETRY%g", group="g")
+            assert (again.body, again.reconsume_times) == (b"hard", 1)
+            assert again.properties["RETRY_TOPIC"] == "t"
+            assert again.properties["ORIGIN_MESSAGE_ID"] == sent.fields["msgId"]
+            assert again.properties["UNIQ_KEY"] == "U" * 32
+            assert "DELAY" not in again.properties
+            assert (await send_back(broker, again, maxReconsumeTimes=1)).code == ResponseCode.SUCCESS
+            (dead,) = await broker.until_found("%DLQ%g")
+            assert (dead.body, dead.reconsume_times) == (b"hard", 2)
+            assert dead.properties["ORIGIN_MESSAGE_ID"] == sent.fields["msgId"]
+
+    asyncio.run(run())
+
+
+def test_send_back_straight_to_the_dead_letters(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t", b"bad")
+            (message,) = messages_of(await broker.pull("t", 0))
+            await send_back(broker, message, delayLevel=-1)
+            (dead,) = await broker.until_found("%DLQ%g")
+            assert dead.body == b"bad"
+            lost = await send_back(broker, message, offset=message.log_offset + 1)
+            assert (lost.code, lost.remark) == (
+                ResponseCode.SYSTEM_ERROR,
+                f"look message by offset failed, {message.log_offset + 1}",
+            )
+
+    asyncio.run(run())
+
+
+def test_a_retry_that_a_client_sends_itself_obeys_the_limit(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("%RETRY%g", b"tired", reconsumeTimes=3, maxReconsumeTimes=2)
+            (dead,) = await broker.until_found("%DLQ%g")
+            assert dead.body == b"tired"
+            await broker.send("%RETRY%g", b"fresh", reconsumeTimes=1, maxReconsumeTimes=2)
+            (fresh,) = await broker.until_found("%RETRY%g")
+            assert fresh.body == b"fresh"
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    config = StoreConfig(
+        root=tmp_path, segment_bytes=1 << 20, queue_entries_per_file=100, index_slots=100, index_entries=400
+    )
+    return Store.open(config)
+
+
+class Clockwork:
+    """Delays on a real store, by a clock that the test moves."""
+
+    def __init__(self, store: Store, path: Path) -> None:
+        self.store = store
+        self.put = Put(store, BrokerConfig(), Stats("c", NOW_MS))
+        self.path = path
+        self.delayed = self.load()
+
+    def load(self) -> Delayed:
+        return Delayed(self.store, self.put, BrokerConfig().message_delay_level, self.path)
+
+    def send(self, body: bytes, level: int, now_ms: int) -> None:
+        message = Message("t", 3, body, {"DELAY": str(level), "TAGS": "x"}, born_host=encode_host("127.0.0.1", 1))
+        self.put.one(message, now_ms)
+
+    def delivered(self) -> list[bytes]:
+        result = self.store.read("t", 3, 0, 100)
+        return [m.body for m in map(self.store.message_at, self.offsets(len(result.slices))) if m is not None]
+
+    def offsets(self, count: int) -> list[int]:
+        entries = (self.store.entry("t", 3, i) for i in range(count))
+        return [entry.log_offset for entry in entries if entry is not None]
+
+
+def test_nothing_is_delivered_early_and_everything_in_order(store: Store, tmp_path: Path) -> None:
+    clock = Clockwork(store, tmp_path / "delayOffset.json")
+    clock.send(b"5s", 2, NOW_MS)
+    clock.send(b"1s", 1, NOW_MS)
+    clock.send(b"1s later", 1, NOW_MS + 500)
+    clock.send(b"beyond the last level", 99, NOW_MS)
+    seen = []
+    for now_ms in (NOW_MS, NOW_MS + 999, NOW_MS + 1000, NOW_MS + 1499, NOW_MS + 1500, NOW_MS + 5000):
+        clock.delayed.deliver(now_ms)
+        seen.append(clock.delivered())
+    assert seen == [[], [], [b"1s"], [b"1s"], [b"1s", b"1s later"], [b"1s", b"1s later", b"5s"]]
+    clock.delayed.deliver(NOW_MS + 7_200_000)
+    assert clock.delivered()[-1] == b"beyond the last level"
+    store.close()
+
+
+def test_progress_is_kept_and_never_runs_ahead_of_the_disk(store: Store, tmp_path: Path) -> None:
+    clock = Clockwork(store, tmp_path / "delayOffset.json")
+    clock.send(b"one", 1, NOW_MS)
+    clock.delayed.deliver(NOW_MS + 1000)
+    store.flush()
+    clock.delayed.save(NOW_MS + 1000)
+    clock.delayed = clock.load()
+    clock.send(b"two", 1, NOW_MS + 2000)
+    clock.delayed.deliver(NOW_MS + 3000)
+    assert clock.delivered() == [b"one", b"two"], "what was delivered before the restart is not delivered again"
+    store.close()
+
+
+def test_a_clock_that_was_set_back_does_not_hold_messages(store: Store, tmp_path: Path) -> None:
+    clock = Clockwork(store, tmp_path / "delayOffset.json")
+    clock.send(b"from the future", 1, NOW_MS + 3_600_000)
+    clock.delayed.deliver(NOW_MS)
+    assert clock.delivered() == [b"from the future"]
+    store.close()
+
+
+def test_an_offset_outside_the_queue_is_corrected(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "delayOffset.json"
+    path.write_text('{"dataVersion":{"counter":1,"stateVersion":0,"timestamp":1},"offsetTable":{1:77}}')
+    clock = Clockwork(store, path)
+    clock.send(b"one", 1, NOW_MS)
+    clock.delayed.deliver(NOW_MS + 1000)
+    assert clock.delivered() == [b"one"]
+    store.close()
