@@ -1,0 +1,225 @@
+"""Consumer offsets: against a plain dict, across restarts, and as clients ask for them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from skylark.broker import offsets as module
+from skylark.broker.offsets import Offsets, QueueReader, handlers
+from skylark.net.connection import Connection, RequestFailed
+from skylark.store import ReadResult, ReadStatus
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+
+GROUPS = st.sampled_from(["g", "h"])
+TOPICS = st.sampled_from(["T", "U", "%RETRY%g"])
+QUEUES = st.integers(0, 3)
+OFFSETS = st.integers(0, 2**63 - 1)
+PEER = cast(Connection, "1.2.3.4:5")
+
+
+class OffsetMachine(RuleBasedStateMachine):
+    """The offsets beside two dicts; they are closed and opened again at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.offsets = Offsets(Path(self.directory.name))
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.resets: dict[tuple[str, str, int], int] = {}
+
+    def teardown(self) -> None:
+        self.directory.cleanup()
+
+    @rule(group=GROUPS, topic=TOPICS, queue=QUEUES, offset=OFFSETS)
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        self.offsets.commit(group, topic, queue, offset, "peer")
+        if (group, topic, queue) not in self.resets:
+            self.committed[group, topic, queue] = offset
+
+    @rule(group=GROUPS, topic=TOPICS, queue=QUEUES, offset=OFFSETS)
+    def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        self.offsets.reset(group, topic, queue, offset)
+        self.resets[group, topic, queue] = self.committed[group, topic, queue] = offset
+
+    @rule(group=GROUPS, topic=TOPICS, queue=QUEUES)
+    def take_reset(self, group: str, topic: str, queue: int) -> None:
+        assert self.offsets.has_reset(group, topic, queue) == ((group, topic, queue) in self.resets)
+        assert self.offsets.take_reset(group, topic, queue) == self.resets.pop((group, topic, queue), None)
+
+    @rule(source=GROUPS, copy=GROUPS, topic=TOPICS)
+    def clone(self, source: str, copy: str, topic: str) -> None:
+        self.offsets.clone(source, copy, topic)
+        copied = {key[2]: value for key, value in self.committed.items() if key[:2] == (source, topic)}
+        if copied:
+            self.committed = {key: value for key, value in self.committed.items() if key[:2] != (copy, topic)}
+            self.committed |= {(copy, topic, queue): value for queue, value in copied.items()}
+
+    @rule(group=GROUPS)
+    def remove_group(self, group: str) -> None:
+        self.offsets.remove_group(group)
+        self.committed = {key: value for key, value in self.committed.items() if key[0] != group}
+        self.resets = {key: value for key, value in self.resets.items() if key[0] != group}
+
+    @rule(topic=TOPICS)
+    def remove_topic(self, topic: str) -> None:
+        self.offsets.remove_topic(topic)
+        self.committed = {key: value for key, value in self.committed.items() if key[1] != topic}
+        self.resets = {key: value for key, value in self.resets.items() if key[1] != topic}
+
+    @rule()
+    def restart(self) -> None:
+        self.offsets.save()
+        self.offsets = Offsets(Path(self.directory.name))
+        self.resets.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        for group in ("g", "h"):
+            for topic in ("T", "U", "%RETRY%g"):
+                for queue in range(4):
+                    key = group, topic, queue
+                    assert self.offsets.query(*key) == self.resets.get(key, self.committed.get(key, -1))
+            assert self.offsets.topics_of(group) == {key[1] for key in self.committed if key[0] == group}
+        assert self.offsets.groups_of("T") == {key[0] for key in self.committed if key[1] == "T"}
+
+
+TestOffsetMachine = OffsetMachine.TestCase
+
+
+def test_the_file_is_apaches(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    offsets.commit("g", "T", 0, 5, "peer")
+    offsets.commit("g", "T", 1, 6, "peer")
+    offsets.pulled("g", "T", 0, 5)
+    offsets.data_version.counter, offsets.data_version.timestamp_ms = 6, 5
+    offsets.save()
+    assert offsets.encode() == (
+        b'{"dataVersion":{"counter":7,"stateVersion":0,"timestamp":5},"groupTopicMap":{"g":["T"]},'
+        b'"offsetTable":{"T@g":{0:5,1:6}},"pullOffsetTable":{"T@g":{0:5}}}'
+    )
+    assert (tmp_path / "consumerOffset.json").read_text() == (
+        '{\n\t"dataVersion":{\n\t\t"counter":7,\n\t\t"stateVersion":0,\n\t\t"timestamp":5\n\t},\n\t"groupTopicMap":{\n'
+        '\t\t"g":[\n\t\t\t"T"\n\t\t]\n\t},\n\t"offsetTable":{\n\t\t"T@g":{\n\t\t\t0:5,\n\t\t\t1:6\n\t\t}\n\t},\n'
+        '\t"pullOffsetTable":{\n\t\t"T@g":{\n\t\t\t0:5\n\t\t}\n\t}\n}'
+    )
+
+
+def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    offsets.save()
+    assert not list(tmp_path.iterdir())
+    offsets.commit("g", "T", 0, 5, "peer")
+    offsets.save()
+    (tmp_path / "consumerOffset.json").unlink()
+    offsets.commit("g", "T", 0, 5, "peer")
+    offsets.save()
+    assert not (tmp_path / "consumerOffset.json").exists()
+
+
+def test_made_up_queues_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUES", 3)
+    offsets = Offsets(tmp_path)
+    for queue in (-1, 0, 1, 2, 3, 4):
+        offsets.commit("g", "T", queue, 9, "peer")
+    assert dict(offsets.of("g", "T")) == {0: 9, 1: 9, 2: 9}
+    offsets.commit("g", "T", 1, 10, "peer")
+    assert offsets.query("g", "T", 1) == 10
+
+
+class FakeStore:
+    """One queue, whose first message is where the test says."""
+
+    def __init__(self, min_offset: int = 0, status: ReadStatus = ReadStatus.FOUND, from_disk: bool = False) -> None:
+        self._min_offset = min_offset
+        self._result = ReadResult(status, 1, min_offset, 1, from_disk=from_disk)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return self._min_offset
+
+    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult:
+        return self._result
+
+
+def ask(offsets: Offsets, code: RequestCode, store: QueueReader | None = None, **fields: str) -> Frame:
+    request = Frame(code, {"consumerGroup": "g", "topic": "T", "queueId": "0"} | fields)
+    answer = handlers(offsets, store or FakeStore(), {"T"}, {"g"})[code](request, PEER)
+    assert isinstance(answer, Frame)
+    return answer
+
+
+def refused(offsets: Offsets, code: RequestCode, store: QueueReader | None = None, **fields: str) -> tuple[int, str]:
+    with pytest.raises(RequestFailed) as failure:
+        ask(offsets, code, store, **fields)
+    return failure.value.code, failure.value.remark
+
+
+def test_query_of_a_committed_offset(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    assert ask(offsets, RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset="42").code == 0
+    assert ask(offsets, RequestCode.QUERY_CONSUMER_OFFSET).fields == {"offset": "42"}
+
+
+def test_a_new_group_starts_at_the_beginning_of_a_young_queue(tmp_path: Path) -> None:
+    assert ask(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET).fields == {"offset": "0"}
+
+
+@pytest.mark.parametrize(
+    "store",
+    [FakeStore(min_offset=7), FakeStore(status=ReadStatus.NO_MESSAGE_IN_QUEUE), FakeStore(from_disk=True)],
+    ids=["trimmed", "empty", "old"],
+)
+def test_a_new_group_decides_itself_where_to_start_in_another_queue(tmp_path: Path, store: FakeStore) -> None:
+    assert refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, store) == (
+        ResponseCode.QUERY_NOT_FOUND,
+        "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+    )
+
+
+def test_a_client_can_ask_not_to_be_given_zero(tmp_path: Path) -> None:
+    answer = refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, setZeroIfNotFound="false")
+    assert answer == (ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first")
+
+
+def test_commits_of_strangers_are_refused(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    update = RequestCode.UPDATE_CONSUMER_OFFSET
+    assert refused(offsets, update, commitOffset="1", consumerGroup="x") == (
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        "Group x not exist!",
+    )
+    assert refused(offsets, update, commitOffset="1", topic="x") == (
+        ResponseCode.TOPIC_NOT_EXIST,
+        "Topic x not exist!",
+    )
+
+
+def test_a_reset_outweighs_what_a_consumer_commits(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    offsets.reset("g", "T", 0, 3)
+    answer = ask(offsets, RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset="42")
+    assert (answer.code, answer.remark) == (0, "Offset has been previously reset")
+    assert offsets.take_reset("g", "T", 0) == 3
+    ask(offsets, RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset="42")
+    assert ask(offsets, RequestCode.QUERY_CONSUMER_OFFSET).fields == {"offset": "42"}
+
+
+def test_pulled_offsets_run_ahead(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    offsets.commit("g", "T", 0, 5, "peer")
+    assert offsets.query_pulled("g", "T", 0) == 5
+    offsets.pulled("g", "T", 0, 9)
+    assert offsets.query_pulled("g", "T", 0) == 9
+    assert offsets.query("g", "T", 0) == 5
+
+
+def test_get_all(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path)
+    offsets.commit("g", "T", 0, 5, "peer")
+    assert b'"offsetTable":{"T@g":{0:5}}' in ask(offsets, RequestCode.GET_ALL_CONSUMER_OFFSET).body
