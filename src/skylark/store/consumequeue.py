@@ -2,8 +2,9 @@
 
 An entry is 20 bytes, big endian: log offset i64 | record size i32 | tag code i64. Entry n of a queue is its message
 with queue offset n; files hold a fixed number of entries and are named by the byte offset of their first. A file that
-starts in the middle of a queue's life is filled up to there with blank entries (offset 0, size 2**31 - 1). Behind the
-last entry there are zeros, which is how the end is found.
+starts in the middle of a queue's life is filled up to there with blank entries (offset 0, size 2**31 - 1); a hole that
+damage left in a queue is filled with such entries that have the log offset of the message behind it. Behind the last
+entry there are zeros, which is how the end is found.
 
 Everything here is derived from the log. Log offsets ascend within a queue, so that every search is a binary one, and
 opening a queue reads a few entries of its last file only.
@@ -223,7 +224,7 @@ class ConsumeQueue:
         """Moves `min_offset` to the first entry whose message is still in the log; to `max_offset` if none is."""
 
         def is_alive(log_offset: int, size: int) -> bool:
-            return size != BLANK_SIZE and log_offset >= log_min_offset
+            return log_offset >= log_min_offset and (size != BLANK_SIZE or log_offset > 0)
 
         low = max(self.min_offset, self.first_stored_offset)
         self.min_offset = self.first(is_alive, min(low, self.max_offset), self.max_offset)

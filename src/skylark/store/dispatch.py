@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 
 from skylark.store.api import StoreError
-from skylark.store.consumequeue import ConsumeQueue, QueueTable
+from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
 from skylark.store.index import IndexService
 from skylark.wire.message import (
     KEY_SEPARATOR,
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
+MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -148,17 +149,35 @@ class Dispatcher:
         except StoreError as error:
             log.warning("no queue for the record at log offset %d: %s", record.log_offset, error)
             return
-        if (only is not None and queue not in only) or record.queue_offset < queue.max_offset:
+        if only is not None and queue not in only:
             return
-        if record.queue_offset > queue.max_offset:
-            if not from_the_first:
-                self.lagging.add(queue)
+        if record.queue_offset < queue.max_offset:
+            if record.queue_offset or record.log_offset <= queue.last_record_end()[0]:
                 return
-            # Its older messages are gone from the log. Where entries are missing in between nothing can be served.
-            queue.start_at(record.queue_offset)
+            queue.destroy()  # the topic was deleted and made again: its offsets began anew
+        elif record.queue_offset > queue.max_offset and not from_the_first:
+            self.lagging.add(queue)
+            return
+        elif record.queue_offset > queue.max_offset and not self._skip_to(queue, record):
+            return
         properties = decode_properties(record.properties_data)
         code = queue_tag_code(record.topic, properties, record.store_ms, self._delays_ms)
         queue.put(record.log_offset, record.size_bytes, code)
+
+    def _skip_to(self, queue: ConsumeQueue, record: LogRecord) -> bool:
+        """Moves the end of a queue forward to a record whose predecessors are not in the log."""
+        if queue.max_offset == queue.first_stored_offset:
+            queue.start_at(record.queue_offset)
+            return True
+        missing = record.queue_offset - queue.max_offset
+        place = f"{queue.topic}-{queue.queue_id} at {queue.max_offset}"
+        if missing > MAX_GAP_ENTRIES:
+            log.error("%s: the record at log offset %d claims to be %d further", place, record.log_offset, missing)
+            return False
+        log.error("%s: %d messages are missing in the log", place, missing)
+        for _ in range(missing):
+            queue.put(record.log_offset, BLANK_SIZE, 0)
+        return True
 
     def to_index(self, record: LogRecord) -> None:
         if self._index is not None:

@@ -3,12 +3,13 @@
 The outcomes, the corrected next offset and the limits are those of Apache's `DefaultMessageStore.getMessage`, which
 clients rely on: up to 32 messages or 256 KiB when the messages are thought to be in memory, 8 or 64 KiB when they lie
 so far back that they are read from disk; at most 800 entries (or the asked count) looked at, none beyond the queue file
-that the read begins in. The checksum is not looked at here, as it is not by Apache: the consumer checks it, and
-`Store.message_at` does.
+that the read begins in. That an entry leads to a record is checked; the body's checksum is not, as it is not by Apache:
+the consumer checks it, and `Store.message_at` does.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Callable
@@ -18,7 +19,10 @@ from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, ConsumeQueue, QueueTable
 from skylark.wire.message import SYS_BORN_HOST_V6, SYS_FLAG_POSITION
 
+log = logging.getLogger(__name__)
+
 MAX_READ_BYTES = 128 << 20
+_SIZE_AND_PLACE = struct.Struct(">i24xq")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BORN_HOST_POSITION = 48
@@ -95,13 +99,23 @@ class QueueReader:
                         break
                 log_offset = entry_log_offset
                 next_offset += 1
-                if log_offset < skip_before or (wants is not None and not wants(code)):
+                if log_offset < skip_before:
+                    continue
+                if wants is not None and not wants(code):
+                    if not total:
+                        result.status = ReadStatus.NO_MATCHED_MESSAGE
                     continue
                 view = self._log.slice(log_offset, size)
                 if view is None:
+                    if size == BLANK_SIZE:
+                        continue
                     if not total:
                         result.status = ReadStatus.MESSAGE_WAS_REMOVING
                     skip_before = self._log.next_segment_offset(log_offset)
+                    continue
+                if _SIZE_AND_PLACE.unpack_from(view) != (size, log_offset):
+                    log.error("%s-%d at %d: no record at log offset %d", queue.topic, queue.queue_id, next_offset - 1,
+                              log_offset)  # fmt: skip
                     continue
                 if accepts is not None and not accepts(view):
                     if not total:

@@ -80,11 +80,13 @@ class Store:
         self._log = CommitLog(config.commit_log_dir or root / "commitlog", config.segment_bytes)
         self._pool = MappingPool(min(config.max_mapped_queue_files, _raise_open_files_limit() // 4))
         self._queues = QueueTable(root / "consumequeue", config.queue_entries_per_file, self._pool)
+        self._checkpoint = Checkpoint(root / "checkpoint")
         self._index = None
         if config.index_enabled:
+            if not (root / "index").is_dir():
+                self._checkpoint.index_log_offset = 0
             self._index = IndexService(root / "index", config.index_slots, config.index_entries)
         self._index_behind = False
-        self._checkpoint = Checkpoint(root / "checkpoint")
         self._refusal: str | None = None
         self._store_host = config.store_host
         clean = not self._abort_path.exists()
@@ -112,7 +114,7 @@ class Store:
             lock = DirectoryLock(config.root / "lock")
             try:
                 store = cls(config, lock)
-                store._abort_path.write_text(str(os.getpid()))
+                store._mark_open()
             except BaseException:
                 lock.release()
                 raise
@@ -120,6 +122,14 @@ class Store:
             raise StoreError(f"cannot open the store in {config.root}: {error}") from error
         store._flusher.start()
         return store
+
+    def _mark_open(self) -> None:
+        self._abort_path.touch()
+        try:
+            self._abort_path.write_text(str(os.getpid()))
+        except OSError as error:
+            # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
+            log.warning("%s stays empty: %s", self._abort_path, error)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
@@ -138,9 +148,10 @@ class Store:
         queue = self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         drafts = [self._draft(message, queue) for message in messages]
         total = sum([draft[0] for draft in drafts])
+        entries = sum([draft[1] & SYS_TRANSACTION_MASK not in UNQUEUED for draft in drafts])
         commit_log = self._log
-        if queue.write_at + len(drafts) * ENTRY_BYTES > queue.write_limit:
-            queue.make_room(len(drafts))
+        if entries and queue.write_at + entries * ENTRY_BYTES > queue.write_limit:
+            queue.make_room(entries)
         if commit_log.position + total + BLANK_BYTES > commit_log.limit:
             commit_log.make_room(total)
 

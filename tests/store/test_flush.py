@@ -1,0 +1,192 @@
+"""Group commit, the order of what reaches the disk, and what happens when the disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_config, small_store
+
+from skylark.store import NotWriteable, Store, flush
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.segments import Segment
+
+
+class Disk:
+    """Stands between the flush thread and fdatasync: counts, holds it up, or lets it fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: list[int] = []
+        self.broken = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        monkeypatch.setattr(flush, "sync_segment", self)
+
+    def __call__(self, segment: Segment) -> None:
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        segment.sync()
+        self.synced.append(segment.base)
+
+
+def test_a_future_is_done_after_fdatasync_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        disk.gate.clear()
+        appended = store.append(a_message(), START_MS)
+        future = store.wait_flushed(appended.log_end_offset)
+        await asyncio.to_thread(disk.entered.wait, 30)
+        await asyncio.sleep(0)
+        assert not future.done()
+        assert store.flushed_offset == 0
+        disk.gate.set()
+        await future
+        assert store.flushed_offset == appended.log_end_offset
+        assert store.wait_flushed(appended.log_end_offset).done()
+
+    with small_store(tmp_path) as store:
+        asyncio.run(scenario(store))
+
+
+def test_those_who_wait_share_an_fdatasync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        disk.gate.clear()
+        futures = [store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)]
+        await asyncio.to_thread(disk.entered.wait, 30)
+        for _ in range(100):
+            futures.append(store.wait_flushed(store.append(a_message(b""), START_MS).log_end_offset))
+        disk.gate.set()
+        await asyncio.gather(*futures)
+        assert len(disk.synced) == 2
+
+    with small_store(tmp_path, segment_bytes=1 << 20) as store:
+        asyncio.run(scenario(store))
+
+
+def test_all_segments_up_to_the_offset_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        fill(store, 40)
+        await store.wait_flushed(store.log_max_offset)
+        assert disk.synced == list(range(0, store.log_max_offset, 2048))
+        assert len(disk.synced) > 3
+
+    with small_store(tmp_path) as store:
+        asyncio.run(scenario(store))
+
+
+def test_a_failed_fdatasync_fences_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        fill(store, 3)
+        await store.wait_flushed(store.log_max_offset)
+        disk.broken = True
+        future = store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)
+        with pytest.raises(NotWriteable, match="Input/output error"):
+            await future
+        assert not store.writeable
+        with pytest.raises(NotWriteable, match="fenced"):
+            store.append(a_message(), START_MS)
+        disk.broken = False  # the pages that could not be written are gone: a later success means nothing
+        with pytest.raises(NotWriteable):
+            await store.wait_flushed(store.log_max_offset)
+        assert bodies(store)[:3] == expected_bodies(3)
+
+    with small_store(tmp_path) as store:
+        asyncio.run(scenario(store))
+    assert (tmp_path / "abort").exists()
+    monkeypatch.undo()
+    with small_store(tmp_path) as store:
+        fill(store, 1)
+        assert len(bodies(store)) == 5
+
+
+def test_without_waiting_the_log_is_flushed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    with small_store(tmp_path, flush_interval_ms=1) as store:
+        fill(store, 1)
+        assert disk.entered.wait(30)
+
+
+def test_the_checkpoint_names_what_was_flushed(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 10)
+        store.flush()
+        checkpoint = Checkpoint(tmp_path / "checkpoint")
+        entry = store.entry("topic", 0, 9)
+        assert entry is not None
+        assert checkpoint.logics_offset == entry.log_offset
+        assert checkpoint.logics_ms == checkpoint.physic_ms == START_MS + 9000
+        assert checkpoint.index_log_offset == entry.log_offset + 1
+        fill(store, 1)
+        assert Checkpoint(tmp_path / "checkpoint").logics_offset == entry.log_offset
+
+
+def test_queue_files_that_cannot_be_flushed_leave_the_checkpoint_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 10)
+        store.flush()
+        before = Checkpoint(tmp_path / "checkpoint").logics_offset
+
+        def broken(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(flush, "_sync_queue_file", broken)
+        fill(store, 10)
+        store.flush()
+        assert store.writeable
+        assert Checkpoint(tmp_path / "checkpoint").logics_offset == before
+        fill(store, 5)
+    assert (tmp_path / "abort").exists()
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(25)
+
+
+def test_a_queue_file_deleted_before_its_flush_is_no_failure(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 10)
+        store.delete_topic("topic")
+        store.flush()
+        fill(store, 1)
+    assert not (tmp_path / "abort").exists()
+
+
+def test_closing_lets_those_who_wait_go(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        future = store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)
+        store.close()
+        await future
+
+    asyncio.run(scenario(Store.open(small_config(tmp_path))))
+
+
+def test_power_loss_after_an_acknowledgement(tmp_path: Path) -> None:
+    """What an acknowledged message needs is in the log file alone: everything derived may be lost."""
+    kept = tmp_path / "kept"
+
+    async def scenario(store: Store) -> None:
+        fill(store, 25)
+        await store.wait_flushed(store.log_max_offset)
+        kept.mkdir()
+        shutil.copytree(store.config.root / "commitlog", kept / "commitlog")
+
+    with small_store(tmp_path / "a", flush_sync=True) as store:
+        asyncio.run(scenario(store))
+    (kept / "abort").touch()
+    with small_store(kept) as store:
+        assert bodies(store) == expected_bodies(25)

@@ -1,0 +1,396 @@
+"""What callers of a store see: appending, reading, looking up, and the limits."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store.small_store import START_MS, a_message, bodies, drain, expected_bodies, fill, small_config, small_store
+
+from skylark.store import (
+    DiskFull,
+    MessageTooLarge,
+    NotWriteable,
+    PropertiesTooLarge,
+    ReadStatus,
+    Store,
+    StoreError,
+    StoreLocked,
+    segments,
+)
+from skylark.store.api import parse_delay_levels
+from skylark.wire.message import Message, decode_record, encode_host, parse_message_id, tag_code
+
+
+def test_a_message_comes_back_with_its_place(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        message = Message("topic", 3, b"hello", {"TAGS": "a", "KEYS": "k"}, flag=5, born_timestamp_ms=9)
+        appended = store.append(message, START_MS)
+        assert (appended.log_offset, appended.queue_offset, appended.store_timestamp_ms) == (0, 0, START_MS)
+        assert parse_message_id(appended.message_id) == (encode_host("127.0.0.1", 10911), 0)
+        assert store.log_max_offset == appended.log_end_offset == appended.size_bytes
+        stored = store.message_at(0)
+        assert stored is not None
+        assert (stored.body, stored.properties, stored.flag, stored.queue_id) == (b"hello", message.properties, 5, 3)
+        assert store.append(message, START_MS).queue_offset == 1
+        assert list(store.queues()) == [("topic", 3)]
+
+
+def test_files_lie_where_apache_has_them(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 20, size=300)
+        assert (tmp_path / "abort").read_text() == str(os.getpid())
+        names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+        assert "commitlog/00000000000000000000" in names
+        assert "commitlog/00000000000000002048" in names
+        assert "consumequeue/topic/0/00000000000000000160" in names
+        assert {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()} == {2048}
+    assert not (tmp_path / "abort").exists()
+    assert (tmp_path / "checkpoint").stat().st_size == 4096
+
+
+def test_a_segment_ends_with_a_blank_record(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        first = store.append(a_message(bytes(1000)), START_MS)
+        second = store.append(a_message(bytes(1000)), START_MS)
+        assert second.log_offset == 2048
+        data = (tmp_path / "commitlog" / "00000000000000000000").read_bytes()
+        blank = data[first.size_bytes :]
+        assert blank[:8] == (2048 - first.size_bytes).to_bytes(4, "big") + bytes.fromhex("cbd43194")
+        assert not any(blank[8:])
+        assert store.message_at(first.size_bytes) is None
+
+
+def test_a_record_that_leaves_room_for_the_blank_just_fits(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        overhead = store.append(a_message(b"", topic="probe"), START_MS).size_bytes
+        start = store.log_max_offset
+        store.append(a_message(bytes(2048 - start - overhead - 8), topic="probe"), START_MS)
+        assert store.log_max_offset == 2048 - 8
+        assert store.append(a_message(b"", topic="probe"), START_MS).log_offset == 2048
+
+
+@pytest.mark.parametrize("size", [2048, 5000])
+def test_a_record_larger_than_a_segment_is_refused(tmp_path: Path, size: int) -> None:
+    with small_store(tmp_path) as store:
+        with pytest.raises(MessageTooLarge):
+            store.append(a_message(bytes(size)), START_MS)
+        assert store.log_max_offset == 0
+
+
+def test_limits_of_body_and_properties(tmp_path: Path) -> None:
+    with small_store(tmp_path, max_message_bytes=10, segment_bytes=1 << 20) as store:
+        with pytest.raises(MessageTooLarge):
+            store.append(a_message(bytes(11)), START_MS)
+        with pytest.raises(PropertiesTooLarge):
+            store.append(a_message(b"", KEYS="x" * 32767), START_MS)
+        store.append(a_message(b"", KEYS="x" * (32767 - 6)), START_MS)
+        assert len(drain(store)) == 1
+
+
+@pytest.mark.parametrize("topic", ["../../x", "a/b", "..", "", "nul\0"])
+def test_topics_that_would_leave_the_directory_are_refused(tmp_path: Path, topic: str) -> None:
+    with small_store(tmp_path) as store, pytest.raises(StoreError):
+        store.append(a_message(topic=topic), START_MS)
+
+
+def test_batches_lie_together(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 5)
+        batch = [a_message(f"b{i}".encode()) for i in range(6)]
+        stored = store.append_batch(batch, START_MS)
+        assert [appended.queue_offset for appended in stored] == list(range(5, 11))
+        for one, next_one in zip(stored, stored[1:], strict=False):
+            assert next_one.log_offset == one.log_end_offset
+        assert [message.body for message in drain(store)[5:]] == [message.body for message in batch]
+
+
+def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    with small_store(tmp_path, max_message_bytes=100) as store:
+        with pytest.raises(MessageTooLarge):
+            store.append_batch([a_message(b"a"), a_message(bytes(101))], START_MS)
+        with pytest.raises(StoreError):
+            store.append_batch([a_message(b"a"), a_message(b"a", queue_id=1)], START_MS)
+        assert (store.log_max_offset, store.max_offset("topic", 0)) == (0, 0)
+
+
+def test_half_messages_enter_no_queue(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        for sys_flag, queue_offset in ((0, 0), (4, 0), (12, 0), (8, 1), (0, 2)):
+            message = a_message(b"m", KEYS="key")
+            message.sys_flag = sys_flag
+            assert store.append(message, START_MS).queue_offset == queue_offset
+        assert [message.sys_flag for message in drain(store)] == [0, 8, 0]
+        found = [decode_record(record).sys_flag for record in store.query("topic", "key", 32, 0, 1 << 60).slices]
+        assert found == [0, 4, 8, 0]
+
+
+def test_delayed_messages_keep_their_due_time_in_the_queue(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        for level, delay_ms in (("1", 1000), ("18", 7_200_000), ("99", 7_200_000)):
+            message = a_message(b"", "SCHEDULE_TOPIC_XXXX", 0, DELAY=level, TAGS="t")
+            offset = store.append(message, START_MS).queue_offset
+            entry = store.entry("SCHEDULE_TOPIC_XXXX", 0, offset)
+            assert entry is not None
+            assert entry.tag_code == START_MS + delay_ms
+        store.append(a_message(b"", "other", 0, DELAY="1", TAGS="t"), START_MS)
+        other = store.entry("other", 0, 0)
+        assert other is not None
+        assert other.tag_code == tag_code("t")
+
+
+def test_delay_levels() -> None:
+    assert parse_delay_levels("1s 5m 2h 1d") == (1000, 300_000, 7_200_000, 86_400_000)
+    with pytest.raises(StoreError, match="1x"):
+        parse_delay_levels("1x")
+
+
+def test_arrivals_are_told(tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int, int]] = []
+    with small_store(tmp_path) as store:
+        store.on_arrival = lambda *arrival: heard.append(arrival)
+        store.append_batch([a_message(TAGS="a"), a_message()], START_MS)
+        half = a_message()
+        half.sys_flag = 4
+        store.append(half, START_MS)
+    assert heard == [("topic", 0, 0, tag_code("a")), ("topic", 0, 1, 0)]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+def test_the_outcomes_of_a_read_that_finds_nothing(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        assert store.read("topic", 0, 5, 32).status is ReadStatus.NO_MATCHED_LOGIC_QUEUE
+        half = a_message(queue_id=1)
+        half.sys_flag = 4
+        store.append(half, START_MS)
+        empty = store.read("topic", 1, 5, 32)
+        assert (empty.status, empty.next_offset) == (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
+        fill(store, 3)
+        for offset, status, next_offset in (
+            (3, ReadStatus.OFFSET_OVERFLOW_ONE, 3),
+            (4, ReadStatus.OFFSET_OVERFLOW_BADLY, 3),
+            (-1, ReadStatus.OFFSET_TOO_SMALL, 0),
+        ):
+            result = store.read("topic", 0, offset, 32)
+            assert (result.status, result.next_offset) == (status, next_offset)
+            assert (result.min_offset, result.max_offset, result.count) == (0, 3, 0)
+
+
+def test_a_read_stops_at_the_end_of_a_queue_file(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 20)
+        result = store.read("topic", 0, 5, 32)
+        assert (result.status, result.count, result.next_offset) == (ReadStatus.FOUND, 3, 8)
+        assert bodies(store) == expected_bodies(20)
+
+
+def test_count_and_size_limits(tmp_path: Path) -> None:
+    with small_store(tmp_path, queue_entries_per_file=100, segment_bytes=1 << 20) as store:
+        fill(store, 60, size=20_000)
+        size = store.read("topic", 0, 0, 1).size_bytes
+        assert store.read("topic", 0, 0, 5).count == 5
+        assert store.read("topic", 0, 0, 100).count == (256 << 10) // size
+        assert store.read("topic", 0, 0, 100, max_bytes=3 * size).count == 3
+        assert store.read("topic", 0, 0, 100, max_bytes=1).count == 1
+
+
+def test_old_messages_are_read_in_smaller_portions(tmp_path: Path) -> None:
+    with small_store(tmp_path, queue_entries_per_file=100, segment_bytes=1 << 20, physical_memory_bytes=1000) as store:
+        fill(store, 60)
+        old = store.read("topic", 0, 0, 32)
+        assert (old.count, old.from_disk) == (8, True)
+        new = store.read("topic", 0, 59, 32)
+        assert (new.count, new.from_disk) == (1, False)
+
+
+def test_filters(tmp_path: Path) -> None:
+    with small_store(tmp_path, queue_entries_per_file=5000, segment_bytes=1 << 20) as store:
+        for number in range(1000):
+            store.append(a_message(str(number).encode(), TAGS="odd" if number % 2 else "even"), START_MS)
+        result = store.read("topic", 0, 0, 32, wants=lambda code: code == tag_code("odd"))
+        assert [decode_record(record).body for record in result.slices][:3] == [b"1", b"3", b"5"]
+        assert (result.count, result.next_offset) == (32, 64)
+        none = store.read("topic", 0, 0, 32, wants=lambda code: False)
+        assert (none.status, none.next_offset) == (ReadStatus.NO_MATCHED_MESSAGE, 800)
+        by_record = store.read("topic", 0, 0, 32, accepts=lambda record: decode_record(record).body == b"77")
+        assert (by_record.count, by_record.next_offset) == (1, 800)
+
+
+def test_an_entry_that_leads_nowhere_is_not_served(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 3)
+    path = tmp_path / "consumequeue" / "topic" / "0" / "00000000000000000000"
+    data = bytearray(path.read_bytes())
+    data[27] ^= 4
+    path.write_bytes(data)
+    with small_store(tmp_path) as store:
+        result = store.read("topic", 0, 0, 32)
+        assert [decode_record(record).queue_offset for record in result.slices] == [0, 2]
+
+
+def test_a_damaged_body_is_not_served_by_offset(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 3)
+    path = tmp_path / "commitlog" / "00000000000000000000"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"topic-0-0")] ^= 1
+    path.write_bytes(data)
+    with small_store(tmp_path) as store:
+        assert store.message_at(0) is None
+        assert store.message_at(1) is None
+        assert store.message_at(-5) is None
+        assert store.message_at(1 << 40) is None
+        entry = store.entry("topic", 0, 1)
+        assert entry is not None
+        assert store.message_at(entry.log_offset) is not None
+
+
+def test_offsets_by_time(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        assert store.offset_by_time("topic", 0, START_MS) == 0
+        for second in (1, 2, 2, 2, 4, 5, 5, 7, 8, 9, 9):
+            store.append(a_message(), START_MS + 1000 * second)
+        for second, lower, upper in ((0, 0, 0), (1, 0, 0), (2, 1, 3), (3, 4, 3), (5, 5, 6), (9, 9, 10), (10, 11, 10)):
+            assert store.offset_by_time("topic", 0, START_MS + 1000 * second) == lower
+            assert store.offset_by_time("topic", 0, START_MS + 1000 * second, "upper") == upper
+        assert store.store_time("topic", 0, 4) == START_MS + 4000
+        assert store.store_time("topic", 0, 11) == store.store_time("topic", 9, 0) == -1
+        assert store.earliest_store_time("topic", 0) == START_MS + 1000
+
+
+def test_messages_are_found_by_key(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        store.append(a_message(b"1", KEYS="a  b", UNIQ_KEY="u1", TAGS="t"), START_MS)
+        store.append(a_message(b"2", KEYS="b", UNIQ_KEY="u2", TAGS="t"), START_MS + 1)
+
+        def found(key: str) -> list[bytes]:
+            return [decode_record(record).body for record in store.query("topic", key, 32, 0, 1 << 60).slices]
+
+        assert (found("a"), found("b"), found("u2"), found("")) == ([b"1"], [b"1", b"2"], [b"2"], [])
+        assert found("T#t") == [b"1", b"2"]
+        assert store.query("topic", "b", 32, 0, 1 << 60).index_last_update_timestamp == START_MS + 1
+    with small_store(tmp_path, index_enabled=False) as store:
+        assert store.query("topic", "a", 32, 0, 1 << 60).slices == []
+
+
+def test_ipv6_hosts(tmp_path: Path) -> None:
+    with small_store(tmp_path, store_host=encode_host("::1", 10911)) as store:
+        message = a_message(b"six")
+        message.born_host = encode_host("fe80::2", 5)
+        appended = store.append(message, START_MS)
+        assert len(appended.message_id) == 56
+        (stored,) = drain(store)
+        assert (stored.born_host, stored.store_host) == (message.born_host, encode_host("::1", 10911))
+        assert store.store_time("topic", 0, 0) == START_MS
+
+
+def test_a_deleted_topic_starts_again(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 10)
+        fill(store, 3, "other")
+        assert store.delete_topic("topic")
+        assert not store.delete_topic("topic")
+        assert not (tmp_path / "consumequeue" / "topic").exists()
+        assert store.max_offset("topic", 0) == 0
+        fill(store, 2)
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(2)
+        assert bodies(store, "other") == expected_bodies(3, "other")
+
+
+def test_many_queues_share_few_mappings(tmp_path: Path) -> None:
+    with small_store(tmp_path, max_mapped_queue_files=3) as store:
+        for _ in range(3):
+            for queue_id in range(10):
+                fill(store, 5, queue_id=queue_id)
+        for queue_id in range(10):
+            assert bodies(store, queue_id=queue_id) == expected_bodies(15, queue_id=queue_id)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+def test_only_one_store_opens_a_directory(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        with pytest.raises(StoreLocked, match="in use"):
+            Store.open(small_config(tmp_path))
+        fill(store, 1)
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(1)
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        Store.open(small_config(tmp_path / "file"))
+
+
+def test_other_file_sizes_are_refused_by_name(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 1)
+    with pytest.raises(StoreError, match="commitlog.*2048"):
+        Store.open(small_config(tmp_path, segment_bytes=4096))
+    with pytest.raises(StoreError, match="consumequeue"):
+        Store.open(small_config(tmp_path, queue_entries_per_file=9))
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(1)
+
+
+def test_a_closed_store_takes_no_messages(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        pass
+    store.close()
+    with pytest.raises(NotWriteable, match="closed"):
+        store.append(a_message(), START_MS)
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------------
+class FullDisk:
+    """Lets so many more reservations succeed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 1 << 30
+        monkeypatch.setattr(segments, "posix_fallocate", self)
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.left <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.left -= 1
+        os.posix_fallocate(*arguments)
+
+
+def test_a_full_disk_refuses_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    with small_store(tmp_path) as store:
+        stored = 0
+        for room in range(12):
+            disk.left = room % 3
+            before = store.log_max_offset
+            try:
+                while True:
+                    fill(store, 1)
+                    stored += 1
+            except DiskFull as error:
+                assert "No space left" in str(error)
+            assert store.log_max_offset >= before
+            assert bodies(store) == expected_bodies(stored)
+        disk.left = 1 << 30
+        fill(store, 30)
+        assert bodies(store) == expected_bodies(stored + 30)
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(stored + 30)
+
+
+def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    with small_store(tmp_path, segment_bytes=1 << 20) as store:
+        batch = [a_message(str(number).encode()) for number in range(20)]
+        fill(store, 3)
+        disk.left = 1
+        with pytest.raises(DiskFull):
+            store.append_batch(batch, START_MS)
+        assert store.max_offset("topic", 0) == 3
+        disk.left = 1 << 30
+        store.append_batch(batch, START_MS)
+        assert [message.body for message in drain(store)[3:]] == [message.body for message in batch]
