@@ -25,11 +25,18 @@ BRINGS_SUBSCRIPTION = 4
 class Live:
     """A running broker as a client sees it."""
 
-    def __init__(self, config: BrokerConfig, namesrv: str, address: str, pool: Pool) -> None:
+    def __init__(self, broker: Broker, config: BrokerConfig, namesrv: str, address: str, pool: Pool) -> None:
+        self._broker: Broker | None = broker
         self.config = config
         self.namesrv = namesrv
         self.address = address
         self.pool = pool
+
+    async def stop(self) -> None:
+        """Stops the broker before the end of its block."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.stop()
 
     async def ask(
         self,
@@ -116,10 +123,11 @@ async def live_broker(root: Path, **settings: object) -> AsyncIterator[Live]:
     pool = Pool()
     try:
         port = await broker.start(HOST, 0)
+        live = Live(broker, config, namesrv, f"{HOST}:{port}", pool)
         try:
-            yield Live(config, namesrv, f"{HOST}:{port}", pool)
+            yield live
         finally:
-            await broker.stop()
+            await live.stop()
     finally:
         pool.close()
         await name_server.stop()

@@ -116,8 +116,8 @@ def test_stopping_answers_waiting_pulls(tmp_path: Path) -> None:
             await broker.send("t")
             pull = await waiting_pull(broker, "t", 1)
             await broker.send("other")  # answered after the pull was seen
-        answer = await pull
-        assert answer.code == ResponseCode.PULL_NOT_FOUND
+            await broker.stop()
+            assert (await pull).code == ResponseCode.PULL_NOT_FOUND
 
     asyncio.run(run())
 
