@@ -30,7 +30,7 @@ def rewritten(text: str, changes: Mapping[str, str]) -> str:
             lines = _entry(key, changes[key])
         parts.append(lines)
     if missing and parts:
-        # A blank line ends an entry that goes on at the end of the file; one newline may only complete a carriage return.
+        # A blank line ends an entry that goes on at the end of the file; one newline may complete a carriage return.
         end = "" if parts[-1].endswith("\n") else "\n"
         parts.append("\n\n" if _goes_on(parts[-1]) else end)
     parts.extend(_entry(key, value) for key, value in missing.items())
