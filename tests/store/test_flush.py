@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_config, small_store
 
 from skylark.store import NotWriteable, Store, flush
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.segments import Segment
+from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_config, small_store
 
 
 class Disk:

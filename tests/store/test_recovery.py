@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from skylark.store import Store, dispatch
+from skylark.store.checkpoint import Checkpoint
+from skylark.store.recovery import LogScan
+from skylark.wire.message import decode_record
 from store.small_store import (
     START_MS,
     a_message,
@@ -17,11 +22,6 @@ from store.small_store import (
     small_config,
     small_store,
 )
-
-from skylark.store import Store, dispatch
-from skylark.store.checkpoint import Checkpoint
-from skylark.store.recovery import LogScan
-from skylark.wire.message import decode_record
 
 FOREVER = (0, 1 << 60)
 
@@ -191,6 +191,23 @@ def test_derived_files_are_made_again(tmp_path: Path, missing: str, clean: bool)
         assert len(store.query("other", "k3", 32, *FOREVER).slices) == 1
         fill(store, 2, "other")
         assert bodies(store, "other") == expected_bodies(22, "other")
+
+
+@pytest.mark.parametrize("lost", ["topic", "topic/1", "topic/0/00000000000000000160", "topic/0/00000000000000000320"])
+def test_queue_files_lost_while_the_store_was_closed_are_made_again(tmp_path: Path, lost: str) -> None:
+    with small_store(tmp_path) as store:
+        for queue_id in (0, 1):
+            fill(store, 20, queue_id=queue_id)
+        fill(store, 20, "other")
+    path = tmp_path / "consumequeue" / lost
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    with small_store(tmp_path) as store:
+        for queue_id in (0, 1):
+            assert bodies(store, queue_id=queue_id) == expected_bodies(20, queue_id=queue_id)
+        assert bodies(store, "other") == expected_bodies(20, "other")
 
 
 def test_one_queue_that_is_missing_after_a_crash_is_made_again(tmp_path: Path) -> None:

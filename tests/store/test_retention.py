@@ -7,16 +7,16 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_store
 
 from skylark.store import DiskFull, NotWriteable, ReadStatus, Store
 from skylark.store.retention import disk_usage
+from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_store
 
 HOUR_MS = 3_600_000
 
 
 def at_hour(hour: int) -> int:
-    return int(datetime(2026, 3, 1, hour, 30).timestamp() * 1000)  # noqa: DTZ001 -- local time is meant
+    return int(datetime(2026, 3, 1, hour, 30).timestamp() * 1000)
 
 
 FOUR = at_hour(4)

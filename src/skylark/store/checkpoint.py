@@ -9,9 +9,13 @@ Apache's checkpoint file: 4096 bytes, big-endian signed 64-bit integers at these
     32  log offset up to which the replicas had confirmed
     40  log offset of the newest message whose queue entry was flushed
     48  ours: log offset below which the index is on disk (Apache leaves these bytes alone)
+    56  ours: end of the log at the last clean stop, when the queues were counted
+    64  ours: how many queues had entries then
+    72  ours: how many entries they had, from the first that was ever written
 
-The values only ever let recovery start later, so a lost or older checkpoint costs time and nothing else. The file is
-written in place by one call that fits a disk sector.
+The values only ever let recovery start later, so a lost or older checkpoint costs time and nothing else; but for the
+count, which tells that queue files were lost while the store was closed. The file is written in place by one call that
+fits a disk sector.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import struct
 from pathlib import Path
 
 FILE_BYTES = 4096
-_FIELDS = struct.Struct(">7q")
+_FIELDS = struct.Struct(">10q")
 # A message and its queue entry are flushed at different moments; Apache steps back this far to be sure of both.
 _SAFETY_MS = 3000
 
@@ -38,6 +42,9 @@ class Checkpoint:
         self.confirm_offset = 0
         self.logics_offset = 0
         self.index_log_offset = 0
+        self.counted_log_end = 0
+        self.queue_count = 0
+        self.queue_entries = 0
         self.load()
 
     def load(self) -> None:
@@ -56,6 +63,9 @@ class Checkpoint:
             self.confirm_offset,
             self.logics_offset,
             self.index_log_offset,
+            self.counted_log_end,
+            self.queue_count,
+            self.queue_entries,
         ) = (max(value, 0) for value in values)
 
     def flush(self) -> None:
@@ -68,6 +78,9 @@ class Checkpoint:
             self.confirm_offset,
             self.logics_offset,
             self.index_log_offset,
+            self.counted_log_end,
+            self.queue_count,
+            self.queue_entries,
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -16,6 +16,7 @@ import mmap
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from skylark.store.api import QueueEntry, StoreError
@@ -175,6 +176,11 @@ class ConsumeQueue:
         """The first entry that the files have, whether its message is still in the log or not."""
         return self._bases[0] // ENTRY_BYTES if self._bases else 0
 
+    @property
+    def has_holes(self) -> bool:
+        """Whether files in the middle are missing."""
+        return any(later - base != self._file_bytes for base, later in pairwise(self._bases))
+
     def last_record_end(self) -> tuple[int, int]:
         """Log offset of the last entry's record, and of what follows it; (-1, -1) in an empty queue."""
         if self.max_offset <= self.first_stored_offset:
@@ -283,6 +289,11 @@ class QueueTable:
             queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def count(self) -> tuple[int, int]:
+        """How many queues have had entries, and how many those were."""
+        offsets = [queue.max_offset for queue in self._queues.values() if queue.max_offset]
+        return len(offsets), sum(offsets)
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets the queues of a topic and deletes their files."""

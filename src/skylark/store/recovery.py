@@ -8,7 +8,8 @@ The log is the truth; it is read from a place that is known to be good, up to th
   dispatched again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest
   segment that begins before its time stamps, and failing that to the beginning of the log.
 - The log is cut behind the last whole record, and what follows becomes zeros.
-- A queue that turns out to lack entries (its files were deleted) is built again from the whole log.
+- A queue that turns out to lack entries (its files were deleted) is built again from the whole log; after a clean stop
+  the checkpoint's count of all entries tells.
 
 So the time it takes depends on what was written since the last checkpoint, not on the size of the store.
 """
@@ -91,6 +92,10 @@ def recover(
             index.truncate_from(0)
         return Recovered()
     dispatcher = Dispatcher(queues, index, delays_ms)
+    for queue in queues:
+        if queue.has_holes:
+            queue.destroy()
+            dispatcher.lagging.add(queue)
     start = _start_after_clean_stop(commit_log, queues) if clean else None
     if start is None:
         if clean:
@@ -113,6 +118,10 @@ def recover(
     commit_log.truncate(scan.end_offset)
     if dispatcher.lagging:
         _rebuild(commit_log, dispatcher, dispatcher.lagging)
+    elif clean and _lost_queues(queues, checkpoint, scan.end_offset):
+        log.warning("consume queue files were lost while the store was closed, they are made again from the log")
+        for record in LogScan(commit_log, commit_log.min_offset):
+            dispatcher.to_queue(record, from_the_first=True)
     for queue in queues:
         queue.correct_min_offset(commit_log.min_offset)
     if index is not None:
@@ -158,6 +167,14 @@ def _drop_strangers(queue: ConsumeQueue, commit_log: CommitLog) -> None:
         if record is not None and (record.queue_offset, record.queue_id) == (queue.max_offset - 1, queue.queue_id):
             return
         queue.max_offset -= 1
+
+
+def _lost_queues(queues: QueueTable, checkpoint: Checkpoint, end_offset: int) -> bool:
+    """Whether the queues have fewer entries than at the clean stop that wrote this same log."""
+    if checkpoint.counted_log_end != end_offset:
+        return False  # somebody else has written since
+    count, entries = queues.count()
+    return count < checkpoint.queue_count or entries < checkpoint.queue_entries
 
 
 def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue]) -> None:

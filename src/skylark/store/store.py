@@ -348,6 +348,8 @@ class Store:
         fenced = self._refusal is not None
         self._refusal = _CLOSED
         self._flusher.stop()
+        self._checkpoint.counted_log_end = self._log.end_offset
+        self._checkpoint.queue_count, self._checkpoint.queue_entries = self._queues.count()
         self._flusher.flush_derived(with_index=True)
         if self._index is not None:
             try:
