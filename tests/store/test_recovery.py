@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +335,45 @@ def test_a_scan_crosses_segments(tmp_path: Path) -> None:
     assert [record.queue_offset for record in scan] == list(range(40))
     assert scan.end_offset == store.log_max_offset
     store.close()
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from skylark.store import Store, StoreConfig
+from skylark.wire.message import Message
+store = Store.open(StoreConfig(root=Path(sys.argv[1]), segment_bytes=1 << 20, queue_entries_per_file=1000,
+                               queue_flush_interval_ms=20, flush_interval_ms=10, index_slots=100, index_entries=100000))
+number = store.max_offset("topic", 0)
+while True:
+    for queue_id in (0, 1):
+        store.append(Message("topic", queue_id, b"%d-%d" % (queue_id, number), {"KEYS": "k"}), number)
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    acknowledged = 0
+    for round_number in range(3):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            acknowledged = int(line)
+            if acknowledged >= 3000 * (round_number + 1):
+                break
+        process.kill()
+        rest = process.stdout.read().split()
+        process.stdout.close()
+        process.wait()
+        acknowledged = int(rest[-1]) if rest else acknowledged
+    config = small_config(tmp_path, segment_bytes=1 << 20, queue_entries_per_file=1000, index_slots=100,
+                          index_entries=100_000)  # fmt: skip
+    store = Store.open(config)
+    try:
+        for queue_id in (0, 1):
+            messages = drain(store, queue_id=queue_id)
+            assert len(messages) >= acknowledged
+            assert [message.body for message in messages] == [b"%d-%d" % (queue_id, n) for n in range(len(messages))]
+    finally:
+        store.close()

@@ -133,57 +133,52 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
-        """Stores one message; nothing is stored when it raises."""
-        return self.append_batch((message,), now_ms)[0]
+        """Stores one message; nothing is stored when it raises. The hot path."""
+        queue = self._open_queue(message.topic, message.queue_id)
+        draft = self._draft(message, queue)
+        size, sys_flag, _, _ = draft
+        queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
+        if queued and queue.write_at >= queue.write_limit:
+            queue.make_room()
+        commit_log = self._log
+        if commit_log.position + size + BLANK_BYTES > commit_log.limit:
+            commit_log.make_room(size)
+        appended = Appended(
+            commit_log.base + commit_log.position, size, queue.max_offset if queued else 0, now_ms, self._store_host
+        )
+        commit_log.write(self._record(message, queue, draft, appended))
+        self._dispatch(queue, message, sys_flag, appended)
+        return appended
 
     def append_batch(self, messages: Sequence[Message], now_ms: int) -> list[Appended]:
-        """Stores messages of one queue next to each other in the log and in the queue; all of them or, raising, none.
-
-        The hot path: a single message takes the same way, with one join and one copy into the mapped log.
-        """
-        if self._refusal is not None or self._retention.space_refusal is not None:
-            raise NotWriteable(self._refusal or self._retention.space_refusal)
-        topic = messages[0].topic
-        queue_id = messages[0].queue_id
-        queue = self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        """Stores messages of one queue side by side in the log and in the queue; all of them or, raising, none."""
+        queue = self._open_queue(messages[0].topic, messages[0].queue_id)
         drafts = [self._draft(message, queue) for message in messages]
+        entries = [draft[1] & SYS_TRANSACTION_MASK not in UNQUEUED for draft in drafts]
         total = sum([draft[0] for draft in drafts])
-        entries = sum([draft[1] & SYS_TRANSACTION_MASK not in UNQUEUED for draft in drafts])
+        if queue.write_at + sum(entries) * ENTRY_BYTES > queue.write_limit:
+            queue.make_room(sum(entries))
         commit_log = self._log
-        if entries and queue.write_at + entries * ENTRY_BYTES > queue.write_limit:
-            queue.make_room(entries)
         if commit_log.position + total + BLANK_BYTES > commit_log.limit:
             commit_log.make_room(total)
-
-        log_offset = commit_log.base + commit_log.position
+        log_offset = commit_log.end_offset
         queue_offset = queue.max_offset
-        store_host = self._store_host
-        parts: list[bytes] = []
         stored: list[Appended] = []
-        for message, (size, sys_flag, header, properties_data) in zip(messages, drafts, strict=True):
-            queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
-            own_offset = queue_offset if queued else 0
-            body = message.body
-            parts += (
-                header.pack(
-                    size, queue.magic, crc32(body) & 0x7FFFFFFF, queue_id, message.flag, own_offset, log_offset,
-                    sys_flag, message.born_timestamp_ms, message.born_host, now_ms, store_host,
-                    message.reconsume_times, message.prepared_transaction_offset, len(body),
-                ),
-                body,
-                queue.topic_bytes,
-                len(properties_data).to_bytes(2, "big"),
-                properties_data,
-            )  # fmt: skip
-            stored.append(Appended(log_offset, size, own_offset, now_ms, store_host))
-            log_offset += size
+        for draft, queued in zip(drafts, entries, strict=True):
+            stored.append(Appended(log_offset, draft[0], queue_offset if queued else 0, now_ms, self._store_host))
+            log_offset += draft[0]
             queue_offset += queued
-        commit_log.write(b"".join(parts))
-        self._progress.last_log_offset = stored[-1].log_offset
-        self._progress.last_store_ms = now_ms
+        parts = zip(messages, drafts, stored, strict=True)
+        commit_log.write(b"".join([self._record(message, queue, draft, place) for message, draft, place in parts]))
         for message, draft, appended in zip(messages, drafts, stored, strict=True):
             self._dispatch(queue, message, draft[1], appended)
         return stored
+
+    def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue to append to, if messages are taken at all."""
+        if self._refusal is not None or self._retention.space_refusal is not None:
+            raise NotWriteable(self._refusal or self._retention.space_refusal)
+        return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
 
     def _draft(self, message: Message, queue: ConsumeQueue) -> tuple[int, int, Struct, bytes]:
         """Size, sys flag, header and properties of the record that a message becomes, if it may become one."""
@@ -200,8 +195,31 @@ class Store:
         size = header.size + body_size + len(queue.topic_bytes) + 2 + len(properties)
         return size, message.sys_flag & ~_HOST_BITS | hosts, header, properties
 
+    def _record(
+        self, message: Message, queue: ConsumeQueue, draft: tuple[int, int, Struct, bytes], place: Appended
+    ) -> bytes:
+        """The record of a message at its place: `encode_record` with what is known of the queue already."""
+        size, sys_flag, header, properties = draft
+        body = message.body
+        return b"".join(
+            (
+                header.pack(
+                    size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, message.flag, place.queue_offset,
+                    place.log_offset, sys_flag, message.born_timestamp_ms, message.born_host,
+                    place.store_timestamp_ms, place.store_host, message.reconsume_times,
+                    message.prepared_transaction_offset, len(body),
+                ),
+                body,
+                queue.topic_bytes,
+                len(properties).to_bytes(2, "big"),
+                properties,
+            )
+        )  # fmt: skip
+
     def _dispatch(self, queue: ConsumeQueue, message: Message, sys_flag: int, appended: Appended) -> None:
         """Puts a message that was just written into its queue and the index, and tells of it."""
+        self._progress.last_log_offset = appended.log_offset
+        self._progress.last_store_ms = appended.store_timestamp_ms
         properties = message.properties
         if sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED:
             if message.topic == SCHEDULE_TOPIC:
