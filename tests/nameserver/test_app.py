@@ -1,0 +1,391 @@
+"""A name server on a real socket, asked as brokers, clients and operators ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from skylark.nameserver.app import NameServer
+from skylark.nameserver.config import NamesrvConfig
+from skylark.net.pool import Pool
+from skylark.wire.bodies import decode_body, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Encoding, Frame
+from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, TopicRouteData, encode_register_body
+from skylark.wire.tables import DataVersion, TopicConfig
+
+VERSION = DataVersion(counter=3, timestamp_ms=5)
+TOPICS = {name: TopicConfig(topic_name=name, read_queue_nums=8, write_queue_nums=9) for name in ("A", "B")}
+BODY = RegisterBrokerBody(
+    topic_config_serialize_wrapper=TopicConfigWrapper(data_version=VERSION, topic_config_table=TOPICS)
+)
+BROKER = {"clusterName": "c", "brokerName": "a", "brokerAddr": "h:1", "brokerId": "0", "haServerAddr": "h:2"}
+
+
+class Client:
+    """Asks one name server over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._pool = Pool()
+        self._address = f"127.0.0.1:{port}"
+
+    async def ask(
+        self, code: int, fields: dict[str, str] | None = None, body: bytes = b"", version: int = 513
+    ) -> Frame:
+        return await self._pool.request(self._address, Frame(code, fields or {}, body, version=version), 60.0)
+
+    async def register(self, body: bytes | None = None, **fields: str) -> Frame:
+        data = encode_register_body(BODY) if body is None else body
+        return await self.ask(RequestCode.REGISTER_BROKER, {**BROKER, **fields}, data)
+
+    async def route(self, topic: str = "B", version: int = 513, **fields: str) -> Frame:
+        return await self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **fields}, version=version)
+
+    async def topics(self, code: int = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, **fields: str) -> list[str]:
+        names: list[str] = json.loads((await self.ask(code, fields)).body)["topicList"]
+        return names
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class Clock:
+    now_ms = 1_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, clock: Callable[[], int] | None = None, **settings: Any
+) -> AsyncIterator[tuple[NameServer, Client]]:
+    server = NameServer(NamesrvConfig(kv_config_path=str(directory / "kvConfig.json"), **settings), clock or Clock())
+    client = Client(await server.start("127.0.0.1", 0))
+    try:
+        yield server, client
+    finally:
+        client.close()
+        await server.stop()
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Callable[..., None]:
+    """Runs a conversation with a fresh name server."""
+
+    def run(conversation: Callable[[Client], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        async def main() -> None:
+            async with serving(tmp_path, **settings) as (_, client):
+                await conversation(client)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_route_has_apaches_bytes(asking: Callable[..., None]) -> None:
+    standard = (
+        b'{"brokerDatas":[{"brokerAddrs":{"0":"h:1"},"brokerName":"a","cluster":"c","enableActingMaster":false}],'
+        b'"filterServerTable":{},"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":8,"topicSysFlag":0,'
+        b'"writeQueueNums":9}]}'
+    )
+    loose = standard.replace(b'"0":', b"0:")
+
+    async def conversation(client: Client) -> None:
+        assert (await client.register()).code == ResponseCode.SUCCESS
+        assert (await client.route()).body == standard
+        assert (await client.route(version=401)).body == standard
+        assert (await client.route(version=400)).body == loose
+        assert (await client.route(version=400, acceptStandardJsonOnly="true")).body == standard
+        cluster = await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert cluster.body == (
+            b'{"brokerAddrTable":{"a":{"brokerAddrs":{0:"h:1"},"brokerName":"a","cluster":"c",'
+            b'"enableActingMaster":false}},"clusterAddrTable":{"c":["a"]}}'
+        )
+
+    asking(conversation)
+
+
+def test_a_topic_without_a_route(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        answer = await client.route("Nope")
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert answer.remark == (
+            "No topic route info in name server for the topic: Nope"
+            "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+        )
+
+    asking(conversation)
+
+
+def test_a_registration_is_checked_and_may_be_compressed(asking: Callable[..., None]) -> None:
+    plain, compressed = encode_register_body(BODY), encode_register_body(BODY, compressed=True)
+
+    async def conversation(client: Client) -> None:
+        wrong = await client.register(bodyCrc32="77")
+        assert (wrong.code, wrong.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        assert (await client.register(b"{{{")).code == ResponseCode.SYSTEM_ERROR
+        assert (await client.register(brokerId="x")).code == ResponseCode.SYSTEM_ERROR
+        alone = RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigWrapper(topic_config_table={"A": TOPICS["A"]})
+        )
+        early = await client.register(encode_register_body(alone))
+        assert (early.code, early.remark) == (ResponseCode.SYSTEM_ERROR, "register broker failed")
+        assert await client.topics() == []
+        assert (await client.register(bodyCrc32=str(crc32(plain) & 0x7FFFFFFF))).code == 0
+        answer = await client.register(compressed, compressed="true", brokerName="b", brokerAddr="h:3")
+        assert answer.code == 0
+        assert await client.topics() == ["A", "B"]
+        assert await client.topics(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS) == ["a", "b", "c"]
+
+    asking(conversation)
+
+
+def test_a_slave_learns_where_its_master_is(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        assert (await client.register()).fields == {}
+        answer = await client.register(brokerId="1", brokerAddr="h:3", haServerAddr="h:4")
+        assert answer.fields == {"masterAddr": "h:1", "haServerAddr": "h:2"}
+        member = {"clusterName": "c", "brokerName": "a"}
+        group = await client.ask(RequestCode.GET_BROKER_MEMBER_GROUP, member)
+        assert group.body == (b'{"brokerMemberGroup":{"brokerAddrs":{0:"h:1",1:"h:3"},"brokerName":"a","cluster":"c"}}')
+
+    asking(conversation)
+
+
+def test_the_data_version_decides_whether_to_register_again(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        async def changed(version: DataVersion) -> tuple[str, bytes]:
+            answer = await client.ask(RequestCode.QUERY_DATA_VERSION, BROKER, encode_body(version))
+            return answer.fields["changed"], answer.body
+
+        assert await changed(VERSION) == ("true", b"")
+        await client.register()
+        held = b'{"counter":3,"stateVersion":0,"timestamp":5}'
+        assert await changed(VERSION) == ("false", held)
+        assert await changed(DataVersion(counter=4, timestamp_ms=5)) == ("true", held)
+
+    asking(conversation)
+
+
+def test_a_broker_goes_by_unregistering_and_by_closing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (server, client):
+            await client.register()
+            assert (await client.ask(RequestCode.UNREGISTER_BROKER, BROKER)).code == 0
+            assert await client.topics() == []
+            await client.register()
+            watcher = Client(int(client._address.split(":")[1]))
+            assert await watcher.topics() == ["A", "B"]
+            gone = asyncio.Event()
+            forget = server._routes.closed
+            server._routes.closed = lambda token: (forget(token), gone.set())[0]  # type: ignore[method-assign]
+            client.close()
+            await gone.wait()
+            assert await watcher.topics() == []
+            watcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_silent_broker_is_dropped_and_a_heartbeat_keeps_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with serving(tmp_path, clock) as (server, client):
+            watcher = Client(int(client._address.split(":")[1]))
+            await client.register()
+            clock.now_ms += 100_000
+            assert (await client.ask(RequestCode.BROKER_HEARTBEAT, BROKER)).code == 0
+            clock.now_ms += 120_000
+            server.scan()
+            assert await watcher.topics() == ["A", "B"]
+            clock.now_ms += 1
+            server.scan()
+            assert await watcher.topics() == []
+            watcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_broker_may_ask_for_a_shorter_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with serving(tmp_path, clock) as (server, client):
+            watcher = Client(int(client._address.split(":")[1]))
+            await client.register(heartbeatTimeoutMillis="10000")
+            clock.now_ms += 10_001
+            server.scan()
+            assert await watcher.topics() == []
+            watcher.close()
+
+    asyncio.run(main())
+
+
+def test_name_servers_are_independent(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path / "one") as (_, one), serving(tmp_path / "two") as (_, two):
+            await one.register()
+            assert await one.topics() == ["A", "B"]
+            assert await two.topics() == []
+
+    asyncio.run(main())
+
+
+def test_write_permission_is_wiped_and_restored(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        async def perm() -> int:
+            return int(json.loads((await client.route()).body)["queueDatas"][0]["perm"])
+
+        await client.register()
+        assert (await client.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "a"})).fields == {
+            "wipeTopicCount": "2"
+        }
+        assert await perm() == 4
+        assert (await client.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "a"})).fields == {
+            "addTopicCount": "2"
+        }
+        assert await perm() == 6
+
+    asking(conversation)
+
+
+def test_topics_are_registered_and_deleted_one_by_one(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        await client.register()
+        for name, broker, flag in (("U", "a", 1), ("S", "a", 2), ("X", "nobody", 0)):
+            queue = {"brokerName": broker, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1, "topicSysFlag": flag}
+            data = json.dumps({"queueDatas": [queue]}).encode()
+            assert (await client.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": name}, data)).code == 0
+        assert await client.topics() == ["A", "B", "S", "U"]
+        assert await client.topics(RequestCode.GET_UNIT_TOPIC_LIST) == ["U"]
+        assert await client.topics(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["S"]
+        assert await client.topics(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["S"]
+        for fields in ({"topic": "A"}, {"topic": "B", "clusterName": "c"}, {"topic": "U", "clusterName": "d"}):
+            assert (await client.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields)).code == 0
+        assert await client.topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="c") == ["S", "U"]
+        assert await client.topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="d") == []
+
+    asking(conversation)
+
+
+def test_the_order_of_a_topic_is_told_to_clients_and_brokers_and_survives_a_restart(tmp_path: Path) -> None:
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "B", "value": "a:4"}
+
+    async def first() -> None:
+        async with serving(tmp_path) as (_, client):
+            assert (await client.ask(RequestCode.PUT_KV_CONFIG, order)).code == 0
+            assert (await client.register()).body == b'{"table":{"B":"a:4"}}'
+            assert b"orderTopicConf" not in (await client.route()).body
+
+    async def second() -> None:
+        async with serving(tmp_path, order_message_enable=True, return_order_topic_config_to_broker=False) as (
+            _,
+            client,
+        ):
+            assert (await client.register()).body == b""
+            assert json.loads((await client.route()).body)["orderTopicConf"] == "a:4"
+            assert b"orderTopicConf" not in (await client.route("A")).body
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_kv_config(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        missing = await client.ask(RequestCode.GET_KV_CONFIG, {"namespace": "n", "key": "k"})
+        assert (missing.code, missing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: n Key: k")
+        nothing = await client.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+        assert (nothing.code, nothing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: n")
+        await client.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
+        found = await client.ask(RequestCode.GET_KV_CONFIG, {"namespace": "n", "key": "k"})
+        assert found.fields == {"value": "v"}
+        await client.ask(RequestCode.DELETE_KV_CONFIG, {"namespace": "n", "key": "k"})
+        empty = await client.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+        assert (empty.code, empty.body) == (0, b'{"table":{}}')
+
+    asking(conversation)
+
+
+def test_a_kv_value_that_can_not_be_written_is_not_confirmed(tmp_path: Path) -> None:
+    async def main() -> None:
+        directory = tmp_path / "file"
+        directory.write_text("not a directory")
+        async with serving(tmp_path) as (server, client):
+            server._kv._path = directory / "kvConfig.json"
+            answer = await client.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "could not be written" in (answer.remark or "")
+
+    asyncio.run(main())
+
+
+def test_the_configuration_can_be_read_and_partly_changed(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        async def update(text: str) -> tuple[int, str | None]:
+            answer = await client.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=text.encode())
+            return answer.code, answer.remark
+
+        async def settings() -> list[str]:
+            return (await client.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
+
+        before = await settings()
+        assert before == sorted(before)
+        assert "enableTopicList=true" in before
+        assert await update("kvConfigPath=/x\n") == (ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+        for refused in ("listenPort=1", "nosuchkey=1", "enableTopicList=false\nlistenPort=1"):
+            assert (await update(refused))[0] == ResponseCode.NO_PERMISSION
+        code, remark = await update("enableTopicList=maybe")
+        assert code == ResponseCode.SYSTEM_ERROR
+        assert "enableTopicList" in (remark or "")
+        assert await settings() == before
+        assert await update("enableTopicList=false\nenableAllTopicList=false") == (0, None)
+        for code in (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_UNIT_TOPIC_LIST):
+            answer = await client.ask(code)
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "disable")
+        assert await update("") == (0, None)
+
+    asking(conversation)
+
+
+def test_clients_of_a_zone_see_its_brokers(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        async def names(**fields: str) -> list[str]:
+            route = decode_body(TopicRouteData, (await client.route(**fields)).body)
+            return [queue.broker_name for queue in route.queue_datas]
+
+        await client.register(__ZONE_NAME="east")
+        await client.register(__ZONE_NAME="west", brokerName="b", brokerAddr="h:5")
+        assert await names() == ["a", "b"]
+        assert await names(__ZONE_MODE="true", __ZONE_NAME="East") == ["a"]
+        assert await names(__ZONE_MODE="false", __ZONE_NAME="east") == ["a", "b"]
+        assert await names(__ZONE_MODE="true", __ZONE_NAME="north") == []
+
+    asking(conversation)
+
+
+def test_binary_requests_get_binary_answers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (_, client):
+            request = Frame(RequestCode.GET_BROKER_CLUSTER_INFO, encoding=Encoding.BINARY)
+            answer = await client._pool.request(client._address, request)
+            assert answer.encoding == Encoding.BINARY
+            assert answer.body == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+
+    asyncio.run(main())
+
+
+def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (_, client):
+            port = int(client._address.split(":")[1])
+            with pytest.raises(OSError, match="in use"):
+                await NameServer(NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"))).start("127.0.0.1", port)
+
+    asyncio.run(main())

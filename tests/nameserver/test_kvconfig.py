@@ -1,0 +1,98 @@
+"""The KV config and its file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from skylark.config.properties import ConfigError
+from skylark.nameserver import kvconfig
+from skylark.nameserver.kvconfig import KVConfig, TooManyEntries
+
+
+def loaded(path: Path) -> KVConfig:
+    kv = KVConfig(path)
+    kv.load()
+    return kv
+
+
+def test_values_are_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kvConfig.json"
+
+    async def run() -> None:
+        kv = loaded(path)
+        await kv.put("ORDER_TOPIC_CONFIG", "TopicTest", "broker-a:4")
+        await kv.put("ns", "ключ", 'значение"q"')
+        assert json.loads(path.read_text()) == {
+            "configTable": {"ORDER_TOPIC_CONFIG": {"TopicTest": "broker-a:4"}, "ns": {"ключ": 'значение"q"'}}
+        }
+        await kv.delete("ns", "ключ")
+        await kv.delete("ns", "nothing")
+        await kv.delete("nowhere", "nothing")
+
+    asyncio.run(run())
+    kv = loaded(path)
+    assert kv.get("ORDER_TOPIC_CONFIG", "TopicTest") == "broker-a:4"
+    assert kv.get("ns", "ключ") is None
+    assert kv.namespace("ns") == {}
+    assert kv.namespace("nowhere") is None
+
+
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+
+    async def run() -> None:
+        kv = loaded(path)
+        await asyncio.gather(*(kv.put("ns", str(i), str(i)) for i in range(20)))
+
+    asyncio.run(run())
+    assert loaded(path).namespace("ns") == {str(i): str(i) for i in range(20)}
+
+
+def test_a_file_of_apaches_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_text('{"configTable":{"ns1":{"k1":"v1","k2":null},"empty":{}}}')
+    kv = loaded(path)
+    assert kv.namespace("ns1") == {"k1": "v1"}
+    assert kv.namespace("empty") == {}
+
+
+def test_a_damaged_file_is_replaced_by_its_backup(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "kvConfig.json"
+
+    async def run() -> None:
+        kv = loaded(path)
+        await kv.put("ns", "a", "1")
+        await kv.put("ns", "b", "2")
+
+    asyncio.run(run())
+    path.write_bytes(path.read_bytes()[:-5])
+    assert loaded(path).namespace("ns") == {"a": "1"}
+    assert "damaged" in caplog.text
+
+
+def test_a_damaged_file_without_a_backup_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"kvConfig\.json"):
+        loaded(path)
+    assert path.read_text() == "{"
+
+
+def test_the_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvconfig, "MAX_ENTRIES", 2)
+
+    async def run() -> None:
+        kv = loaded(tmp_path / "kvConfig.json")
+        await kv.put("x", "a", "1")
+        await kv.put("y", "a", "1")
+        with pytest.raises(TooManyEntries):
+            await kv.put("z", "a", "1")
+        await kv.put("y", "a", "2")
+        await kv.delete("x", "a")
+        await kv.put("z", "a", "1")
+
+    asyncio.run(run())

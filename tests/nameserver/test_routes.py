@@ -1,0 +1,310 @@
+"""The route tables: what each request does to them, and invariants that no sequence of requests may break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from skylark.nameserver.routes import DEFAULT_TIMEOUT_MS, UNIT_FLAG, Broker, Routes
+from skylark.wire.routes import (
+    BrokerData,
+    QueueData,
+    RegisterBrokerBody,
+    RegisterBrokerResult,
+    TopicConfigWrapper,
+    TopicQueueMappingInfo,
+)
+from skylark.wire.tables import DataVersion, TopicConfig
+
+MASTER = Broker(cluster="c", name="a", id=0, address="h:1", ha_address="h:2", acting_master=False)
+SLAVE = msgspec.structs.replace(MASTER, id=1, address="h:3", ha_address="h:4")
+OTHER = Broker(cluster="c", name="b", id=0, address="h:5", acting_master=False)
+CONNECTION, ANOTHER = object(), object()
+
+
+def body(*topics: str, counter: int = 1, state: int = 0, perm: int = 6, **more: Any) -> RegisterBrokerBody:
+    table = {topic: TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4, perm=perm) for topic in topics}
+    wrapper = TopicConfigWrapper(
+        topic_config_table=table, data_version=DataVersion(counter=counter, state_version=state), **more
+    )
+    return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
+
+
+def with_brokers(*brokers: Broker, topics: RegisterBrokerBody | None = None) -> Routes:
+    routes = Routes()
+    for broker in brokers:
+        assert routes.register(broker, topics or body("t1", "t2"), CONNECTION, 0) is not None
+    return routes
+
+
+def addresses(routes: Routes, topic: str) -> dict[str, dict[int, str]]:
+    route = routes.route(topic)
+    return {} if route is None else {group.broker_name: group.broker_addrs for group in route.broker_datas}
+
+
+def perms(routes: Routes, topic: str) -> dict[str, int]:
+    route = routes.route(topic)
+    return {} if route is None else {queue.broker_name: queue.perm for queue in route.queue_datas}
+
+
+def test_a_registered_broker_has_routes() -> None:
+    route = with_brokers(MASTER).route("t1")
+    assert route is not None
+    assert route.broker_datas == [BrokerData(broker_addrs={0: "h:1"}, broker_name="a", cluster="c")]
+    assert route.queue_datas == [QueueData(broker_name="a", perm=6, read_queue_nums=4, write_queue_nums=4)]
+    assert with_brokers(MASTER).route("t3") is None
+
+
+def test_a_slave_is_told_of_its_master() -> None:
+    routes = with_brokers(MASTER)
+    assert routes.register(SLAVE, body("t1", "t2"), ANOTHER, 0) == RegisterBrokerResult("h:2", "h:1")
+    assert addresses(routes, "t1") == {"a": {0: "h:1", 1: "h:3"}}
+
+
+def test_a_slave_alone_has_no_master_and_its_topics_can_be_read() -> None:
+    routes = Routes()
+    assert routes.register(SLAVE, body("t1", "t2"), CONNECTION, 0) == RegisterBrokerResult()
+    assert addresses(routes, "t1") == {"a": {1: "h:3"}}
+
+
+def test_a_slave_of_a_version_without_acting_masters_brings_no_topics() -> None:
+    routes = with_brokers(msgspec.structs.replace(SLAVE, acting_master=None))
+    assert routes.route("t1") is None
+
+
+def test_a_slave_beside_its_master_brings_no_topics() -> None:
+    routes = with_brokers(MASTER)
+    routes.register(SLAVE, body("t1", "t9"), ANOTHER, 0)
+    assert routes.route("t9") is None
+
+
+def test_an_acting_master_can_only_be_read() -> None:
+    master, slave = (msgspec.structs.replace(broker, acting_master=True) for broker in (MASTER, SLAVE))
+    assert perms(with_brokers(slave), "t1") == {"a": 4}
+    routes = with_brokers(master, slave)
+    assert perms(routes, "t1") == {"a": 6}
+    routes.unregister("c", "a", "h:1")
+    assert perms(routes, "t1") == {"a": 4}
+    assert addresses(routes, "t1") == {"a": {1: "h:3"}}
+
+
+def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
+    routes = with_brokers(MASTER, SLAVE)
+    routes.unregister("c", "a", "h:1")
+    routes.register(msgspec.structs.replace(SLAVE, id=0), body("t1", "t2"), CONNECTION, 0)
+    assert addresses(routes, "t1") == {"a": {0: "h:3"}}
+
+
+def test_a_master_with_an_older_state_does_not_take_the_name_back() -> None:
+    routes = with_brokers(MASTER, topics=body("t1", "t2", state=7))
+    usurper = msgspec.structs.replace(MASTER, address="h:9")
+    assert routes.register(usurper, body("t1", "t2", state=6), ANOTHER, 0) == RegisterBrokerResult()
+    assert addresses(routes, "t1") == {"a": {0: "h:1"}}
+    assert routes.version("c", "h:9") is None
+    routes.register(usurper, body("t1", "t2", state=7), ANOTHER, 0)
+    assert addresses(routes, "t1") == {"a": {0: "h:9"}}
+
+
+def test_the_end_of_an_address_that_was_replaced_does_not_end_its_successor() -> None:
+    routes = with_brokers(MASTER)
+    routes.register(msgspec.structs.replace(MASTER, address="h:9"), body("t1", "t2"), ANOTHER, 0)
+    routes.closed(CONNECTION)
+    assert addresses(routes, "t1") == {"a": {0: "h:9"}}
+
+
+def test_one_topic_alone_is_refused_before_the_broker_is_known() -> None:
+    routes = Routes()
+    assert routes.register(MASTER, body("t1"), CONNECTION, 0) is None
+    assert routes.cluster_info().cluster_addr_table == {}
+    routes = with_brokers(MASTER)
+    assert routes.register(MASTER, body("t3", counter=2), CONNECTION, 0) is not None
+    assert {"t1", "t2", "t3"} == set(routes.topics().topic_list)
+
+
+def test_topics_that_are_no_longer_named_stay_unless_told_otherwise() -> None:
+    routes = with_brokers(MASTER, OTHER)
+    routes.register(MASTER, body("t2", "t3", counter=2), CONNECTION, 0)
+    assert set(addresses(routes, "t1")) == {"a", "b"}
+    routes.register(MASTER, body("t2", "t3", counter=3), CONNECTION, 0, drop_missing_topics=True)
+    assert set(addresses(routes, "t1")) == {"b"}
+
+
+def test_wiped_permissions_last_until_the_brokers_topics_change() -> None:
+    routes = with_brokers(MASTER, OTHER, topics=body("t1", "t2", perm=7))
+    assert routes.wipe_write_perm("a") == 2
+    assert perms(routes, "t1") == {"a": 5, "b": 7}
+    routes.register(MASTER, body("t1", "t2", perm=7), CONNECTION, 0)
+    assert perms(routes, "t1") == {"a": 5, "b": 7}
+    assert routes.add_write_perm("a") == 2
+    assert perms(routes, "t1") == {"a": 6, "b": 7}
+    routes.register(MASTER, body("t1", "t2", perm=7, counter=2), CONNECTION, 0)
+    assert perms(routes, "t1") == {"a": 7, "b": 7}
+    assert routes.wipe_write_perm("nobody") == routes.add_write_perm("nobody") == 0
+
+
+def test_a_broker_is_dropped_after_its_silence() -> None:
+    routes = with_brokers(MASTER, msgspec.structs.replace(OTHER, timeout_ms=10_000))
+    assert routes.expire(10_000) == []
+    assert [broker.name for broker, _ in routes.expire(10_001)] == ["b"]
+    routes.heartbeat("c", "h:1", 5_000)
+    assert routes.expire(DEFAULT_TIMEOUT_MS + 5_000) == []
+    assert routes.expire(DEFAULT_TIMEOUT_MS + 5_001) == [(MASTER, CONNECTION)]
+    assert routes.topics().topic_list == []
+    assert routes.cluster_info().broker_addr_table == {}
+    routes.heartbeat("c", "h:1", 0)  # of a broker that is unknown: nothing happens
+
+
+def test_a_broker_is_dropped_with_its_last_connection() -> None:
+    routes = with_brokers(MASTER, OTHER)
+    routes.register(MASTER, body("t1", "t2"), ANOTHER, 0)
+    assert routes.closed(CONNECTION) == [OTHER]
+    assert set(addresses(routes, "t1")) == {"a"}
+    assert routes.closed(ANOTHER) == [MASTER]
+    assert routes.route("t1") is None
+
+
+def test_a_version_is_known_until_the_broker_goes() -> None:
+    routes = with_brokers(MASTER)
+    assert routes.version("c", "h:1") == DataVersion(counter=1)
+    assert routes.version("c", "h:7") is None
+    routes.unregister("c", "a", "h:1")
+    assert routes.version("c", "h:1") is None
+
+
+def test_single_topics_are_added_and_deleted() -> None:
+    routes = with_brokers(MASTER, OTHER)
+    assert routes.register_topic("t9", [QueueData(broker_name="a", perm=6), QueueData(broker_name="b", perm=6)])
+    assert not routes.register_topic("t8", [QueueData(broker_name="a"), QueueData(broker_name="nobody")])
+    assert not routes.register_topic("t8", [])
+    assert routes.route("t8") is None
+    assert set(addresses(routes, "t9")) == {"a", "b"}
+    routes.delete_topic("t9", "nowhere")
+    assert set(addresses(routes, "t9")) == {"a", "b"}
+    routes.delete_topic("t9", "c")
+    assert routes.route("t9") is None
+    routes.delete_topic("t1")
+    assert routes.topics().topic_list == ["t2"]
+
+
+def test_filter_servers_and_mappings_are_part_of_the_route() -> None:
+    mapping = TopicQueueMappingInfo(bname="a", topic="t1", total_queues=2, curr_id_map={0: 0})
+    topics = body("t1", "t2", topic_queue_mapping_info_map={"t1": mapping})
+    topics.filter_server_list = ["f:1"]
+    routes = with_brokers(MASTER, topics=topics)
+    route = routes.route("t1")
+    assert route is not None
+    assert route.filter_server_table == {"h:1": ["f:1"]}
+    assert route.topic_queue_mapping_by_broker == {"a": mapping}
+    routes.register(MASTER, body("t1", "t2"), CONNECTION, 0)
+    route = routes.route("t1")
+    assert route is not None
+    assert route.filter_server_table == {}
+
+
+def test_lists_of_topics() -> None:
+    routes = with_brokers(MASTER, msgspec.structs.replace(OTHER, cluster="d"), topics=body("t1", "t2"))
+    routes.register_topic("u", [QueueData(broker_name="b", topic_sys_flag=UNIT_FLAG)])
+    assert routes.topics_of_cluster("c").topic_list == ["t1", "t2"]
+    assert routes.topics_of_cluster("d").topic_list == ["t1", "t2", "u"]
+    assert routes.topics_of_cluster("e").topic_list == []
+    assert routes.topics_by_flag(lambda flag: flag == UNIT_FLAG).topic_list == ["u"]
+    system = routes.system_topics()
+    assert (system.topic_list, system.broker_addr) == (["a", "b", "c", "d"], "h:1")
+    assert routes.members("c", "a").broker_addrs == {0: "h:1"}
+    assert routes.members("c", "nobody").broker_addrs == {}
+
+
+NAMES = st.sampled_from("ab")
+TOPICS = st.sampled_from(["t1", "t2", "t3"])
+TOKENS = st.integers(0, 2)
+brokers = st.builds(
+    Broker,
+    cluster=st.sampled_from("cd"),
+    name=NAMES,
+    id=st.integers(0, 2),
+    address=st.sampled_from(["h:1", "h:2", "h:3"]),
+    timeout_ms=st.none() | st.integers(1, 20),
+    acting_master=st.none() | st.booleans(),
+)
+
+
+class Tables(RuleBasedStateMachine):
+    """Any requests in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes = Routes()
+        self.tokens = [object() for _ in range(3)]
+        self.now_ms = 0
+
+    @rule(
+        broker=brokers,
+        topics=st.sets(TOPICS),
+        counter=st.integers(0, 1),
+        state=st.integers(0, 1),
+        token=TOKENS,
+        drop=st.booleans(),
+    )
+    def register(self, broker: Broker, topics: set[str], counter: int, state: int, token: int, drop: bool) -> None:
+        told = body(*sorted(topics), counter=counter, state=state)
+        known = self.routes.members("", broker.name).broker_addrs
+        result = self.routes.register(broker, told, self.tokens[token], self.now_ms, drop_missing_topics=drop)
+        now = self.routes.members("", broker.name).broker_addrs
+        if result is None:
+            assert now == known
+        elif self.routes.version(broker.cluster, broker.address) is not None:
+            assert now[broker.id] == broker.address
+            assert list(now.values()).count(broker.address) == 1
+
+    @rule(broker=brokers)
+    def unregister(self, broker: Broker) -> None:
+        self.routes.unregister(broker.cluster, broker.name, broker.address)
+        assert broker.address not in self.routes.members("", broker.name).broker_addrs.values()
+
+    @rule(token=TOKENS)
+    def close(self, token: int) -> None:
+        for broker in self.routes.closed(self.tokens[token]):
+            assert self.routes.version(broker.cluster, broker.address) is None
+        assert self.routes.closed(self.tokens[token]) == []
+
+    @rule(passed_ms=st.integers(0, 30))
+    def expire(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self.routes.expire(self.now_ms)
+        assert self.routes.expire(self.now_ms) == []
+
+    @rule(topic=TOPICS, name=NAMES)
+    def register_topic(self, topic: str, name: str) -> None:
+        self.routes.register_topic(topic, [QueueData(broker_name=name, perm=6)])
+
+    @rule(topic=TOPICS, cluster=st.none() | st.sampled_from("cd"))
+    def delete_topic(self, topic: str, cluster: str | None) -> None:
+        self.routes.delete_topic(topic, cluster)
+        assert cluster is not None or self.routes.route(topic) is None
+
+    @rule(name=NAMES)
+    def wipe(self, name: str) -> None:
+        self.routes.wipe_write_perm(name)
+        assert all(perms(self.routes, topic).get(name, 0) & 2 == 0 for topic in self.routes.topics().topic_list)
+
+    @invariant()
+    def every_name_has_addresses_and_a_cluster(self) -> None:
+        info = self.routes.cluster_info()
+        assert all(group.broker_addrs for group in info.broker_addr_table.values())
+        assert all(info.cluster_addr_table.values())
+        assert {name for names in info.cluster_addr_table.values() for name in names} == set(info.broker_addr_table)
+
+    @invariant()
+    def every_topic_has_queues_of_known_brokers(self) -> None:
+        for topic in self.routes.topics().topic_list:
+            route = self.routes.route(topic)
+            assert route is not None
+            names = [queue.broker_name for queue in route.queue_datas]
+            assert names
+            assert names == [group.broker_name for group in route.broker_datas]
+
+
+TestTables = Tables.TestCase
