@@ -17,7 +17,7 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topics, handlers, validate_topic
 from skylark.net.connection import Connection, RequestFailed
 from skylark.wire import fastjson
-from skylark.wire.bodies import TopicConfigs, encode_body
+from skylark.wire.bodies import BadBody, TopicConfigs, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.tables import TopicConfig
@@ -373,6 +373,10 @@ class TestQuestions:
         fields = {"topicSeq": "8", "maxTopicNum": "4", "dataVersion": version}
         body = fastjson.loads(bench.ask(RequestCode.GET_ALL_TOPIC_CONFIG, fields).body)
         assert next(iter(body["topicConfigTable"])) == "A"
+
+    def test_a_bad_version_is_the_askers_fault(self, bench: Bench) -> None:
+        with pytest.raises(BadBody):
+            bench.ask(RequestCode.GET_ALL_TOPIC_CONFIG, {"topicSeq": "1", "dataVersion": "{"})
 
     def test_system_topics(self, bench: Bench) -> None:
         names = fastjson.loads(bench.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)["topicList"]

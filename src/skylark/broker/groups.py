@@ -19,7 +19,6 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.tables import SubscriptionGroupTable, load, save
-from skylark.wire import fastjson
 from skylark.wire.bodies import GroupConfigs, GroupForbidden, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -184,7 +183,7 @@ class _GroupRequests:
     def get_all(self, request: Frame, _: Connection) -> Frame:
         if request.fields:
             header = decode_header(GetAllSubscriptionGroup, request)
-            known = fastjson.decode(header.data_version, DataVersion) if header.data_version else None
+            known = decode_body(DataVersion, header.data_version.encode()) if header.data_version else None
             count = min(_PAGE_GROUPS, header.max_group_num or _PAGE_GROUPS)
             table = self._groups.page(known, max(0, header.group_seq), max(0, count))
         else:  # clients before 5.3 know no pages

@@ -19,7 +19,6 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.tables import TopicTable, load, save
-from skylark.wire import fastjson
 from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -94,13 +93,13 @@ def _builtin_topics(config: BrokerConfig) -> list[TopicConfig]:
     def topic(name: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
         return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
-    all_but_perm = PERM_READ | PERM_WRITE
+    both = PERM_READ | PERM_WRITE
     cluster, broker = config.broker_cluster_name, config.broker_name
     topics = [
         topic(SELF_TEST_TOPIC, 1),
         topic(BENCHMARK_TOPIC, 1024),
-        topic(cluster, 16, PERM_INHERIT | (all_but_perm if config.cluster_topic_enable else 0)),
-        topic(broker, 1, PERM_INHERIT | (all_but_perm if config.broker_topic_enable else 0)),
+        topic(cluster, 16, PERM_INHERIT | (both if config.cluster_topic_enable else 0)),
+        topic(broker, 1, PERM_INHERIT | (both if config.broker_topic_enable else 0)),
         topic(OFFSET_MOVED_TOPIC, 1),
         topic(SCHEDULE_TOPIC, 18),
         topic(f"{cluster}_REPLY_TOPIC", 1),
@@ -250,8 +249,8 @@ class _AllTopics(msgspec.Struct, rename="camel"):
     topic_queue_mapping_info_map: dict[str, str] = {}
 
 
-def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], object]) -> dict[int, Handler]:
-    """`delete_queues(topic)` is the store's: it forgets the queues of a topic."""
+def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> dict[int, Handler]:
+    """`delete_queues(topic)` lets the store forget the queues of a topic."""
     requests = _TopicRequests(topics, offsets, delete_queues)
     return {
         RequestCode.UPDATE_AND_CREATE_TOPIC: requests.update,
@@ -264,7 +263,7 @@ def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], ob
 
 
 class _TopicRequests:
-    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], object]) -> None:
+    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> None:
         self._topics = topics
         self._offsets = offsets
         self._delete_queues = delete_queues
@@ -317,7 +316,7 @@ class _TopicRequests:
         version = self._topics.data_version
         if request.fields:
             header = decode_header(GetAllTopicConfig, request)
-            known = fastjson.decode(header.data_version, DataVersion) if header.data_version else None
+            known = decode_body(DataVersion, header.data_version.encode()) if header.data_version else None
             count = min(_PAGE_TOPICS, header.max_topic_num or _PAGE_TOPICS)
             table = self._topics.page(known, max(0, header.topic_seq), max(0, count))
         else:  # clients before 5.3 know no pages
