@@ -75,10 +75,7 @@ public final class Driver {
                 "committed", puller.fetchConsumeOffset(queue, true));
         });
         commands.on("puller.commit", args -> {
-            DefaultMQPullConsumer puller = puller(args);
-            MessageQueue queue = queue(args);
-            puller.updateConsumeOffset(queue, args.big("offset", 0));
-            puller.getOffsetStore().persist(queue);
+            puller(args).getOffsetStore().updateConsumeOffsetToBroker(queue(args), args.big("offset", 0), false);
             return map();
         });
         commands.on("puller.view", args ->

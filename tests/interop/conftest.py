@@ -1,0 +1,90 @@
+"""Fixtures of the interop tests: one server for all of them, one driver process for each client version.
+
+pytest tests/interop                    # against Skylark
+pytest tests/interop --server apache    # the same tests against Apache RocketMQ 5.5.0, which must pass them too
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from drivers import Driver, Session, java_driver
+from servers import ROOT, SERVERS, Server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--server", choices=sorted(SERVERS), default="skylark", help="which server the tests run against")
+
+
+@pytest.fixture(scope="session")
+def java_parts() -> None:
+    """Apache's jars and the compiled drivers; quick when they are there."""
+    setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
+    done = subprocess.run(setup, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(done.stderr, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def server_kind(request: pytest.FixtureRequest) -> str:
+    # The option is unknown when pytest collects from the top and reads this file late.
+    kind: str = request.config.getoption("--server", default="skylark")
+    return kind
+
+
+@pytest.fixture(scope="session")
+def server(server_kind: str, java_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = SERVERS[server_kind](tmp_path_factory.mktemp(server_kind))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session", params=["5.5.0", "4.9.8"])
+def java(
+    request: pytest.FixtureRequest, java_parts: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
+    """A process with Apache's Java client, of each version in turn."""
+    driver = java_driver(request.param, tmp_path_factory.mktemp(f"java-{request.param}"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module", params=["5.5.0", "4.9.8"])
+def java_notified(
+    request: pytest.FixtureRequest, java_parts: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
+    """Like `java`, but the clients look for changes of their group only when the broker tells them to."""
+    directory = tmp_path_factory.mktemp(f"java-notified-{request.param}")
+    driver = java_driver(request.param, directory, rebalance_interval_ms=600_000)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="session")
+def java_latest(java_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Apache's Java client 5.5.0, for tests that are about the server and need no second version."""
+    driver = java_driver("5.5.0", tmp_path_factory.mktemp("java-latest"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def session(java: Driver, server: Server) -> Iterator[Session]:
+    session = Session(java, server.namesrv_addr)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group_{uuid.uuid4().hex[:12]}"

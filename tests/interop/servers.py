@@ -1,0 +1,263 @@
+"""Real servers for the interop tests: Skylark's command and Apache RocketMQ 5.5.0, behind one interface.
+
+Each is a process (two for Apache) with a directory of its own, on free ports, ended by its process id. Start-up is
+waited for by the line that the server prints when it serves.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "interop"
+APACHE_VERSION = "5.5.0"
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 60.0
+
+# Netty and the mapped files reach into the JDK; Apache's start scripts open the same packages.
+JAVA_OPENS = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.nio", "sun.nio.ch", "java.lang", "java.util", "jdk.internal.ref", "jdk.internal.misc")
+]
+
+
+class ServerError(Exception):
+    """A server did not start; carries what it printed."""
+
+
+def free_port() -> int:
+    """A port below the ephemeral range whose neighbour two below is free too: Apache's broker listens on both."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would send Apache's parts to another server."""
+    return {key: value for key, value in os.environ.items() if key not in {"NAMESRV_ADDR", "ROCKETMQ_HOME"}}
+
+
+class Process:
+    """A child whose output is kept in a file and watched for a line."""
+
+    def __init__(self, command: Sequence[str], *, log: Path, ready: str, cwd: Path) -> None:
+        self.log = log
+        self._pattern = re.compile(ready)
+        self._seen: re.Match[str] | None = None
+        self._settled = threading.Event()
+        self._child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout, self.log.open("ab") as log:
+            for line in self._child.stdout:
+                log.write(line)
+                log.flush()
+                if self._seen is None:
+                    self._seen = self._pattern.search(line.decode("utf-8", "replace"))
+                    if self._seen is not None:
+                        self._settled.set()
+        self._settled.set()
+
+    def wait_ready(self) -> re.Match[str]:
+        self._settled.wait(START_DEADLINE_S)
+        if self._seen is None:
+            self.kill()
+            raise ServerError(f"{self._child.args!r} did not become ready:\n{self.log.read_text(errors='replace')}")
+        return self._seen
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child.poll() is None
+
+    def stop(self) -> int:
+        """Ask it to end and wait until it did; the exit status is the answer."""
+        if self.running:
+            self._child.send_signal(signal.SIGTERM)
+        try:
+            status = self._child.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerError(f"process {self.pid} did not stop:\n{self.log.read_text(errors='replace')}") from None
+        self._reader.join()
+        return status
+
+    def kill(self) -> None:
+        if self.running:
+            self._child.kill()
+        self._child.wait()
+        self._reader.join()
+
+
+class Server(ABC):
+    """A name server and a broker over one store directory.
+
+    `start` after `stop` or `kill` opens the same store again, on the same addresses.
+    """
+
+    cluster = "DefaultCluster"
+    broker_name: str
+    namesrv_addr: str
+    broker_addr: str
+
+    def __init__(self, directory: Path, store: Path | None = None) -> None:
+        self.directory = directory
+        self.store = store if store is not None else directory / "store"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.store.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start and return when it serves."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop cleanly."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End without a chance to write anything more."""
+
+    @property
+    @abstractmethod
+    def broker_pid(self) -> int:
+        """The process that owns the store."""
+
+
+class SkylarkServer(Server):
+    broker_name = ""  # told by the route; tests ask the broker, not this class
+
+    def __init__(self, directory: Path, store: Path | None = None) -> None:
+        super().__init__(directory, store)
+        self.namesrv_addr = "127.0.0.1:0"
+        self.broker_addr = "127.0.0.1:0"
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        command = Path(sys.executable).with_name("skylark")
+        ports = [address.rpartition(":")[2] for address in (self.namesrv_addr, self.broker_addr)]
+        self._process = Process(
+            [
+                *(str(command), "up", "--host", "127.0.0.1", "--store", str(self.store)),
+                *("--namesrv-port", ports[0], "--broker-port", ports[1]),
+            ],
+            log=self.directory / "skylark.log",
+            ready=r"ready namesrv=(\S+) broker=(\S+)",
+            cwd=self.directory,
+        )
+        self.namesrv_addr, self.broker_addr = self._process.wait_ready().groups()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def broker_pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+class ApacheServer(Server):
+    broker_name = "broker-a"
+
+    def __init__(self, directory: Path, store: Path | None = None, **broker_settings: str) -> None:
+        super().__init__(directory, store)
+        namesrv_port, broker_port, ha_port = free_port(), free_port(), free_port()
+        self.namesrv_addr = f"127.0.0.1:{namesrv_port}"
+        self.broker_addr = f"127.0.0.1:{broker_port}"
+        self._settings = {
+            "brokerClusterName": self.cluster,
+            "brokerName": self.broker_name,
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": str(broker_port),
+            "haListenPort": str(ha_port),
+            "namesrvAddr": self.namesrv_addr,
+            "storePathRootDir": str(self.store),
+            "storePathCommitLog": str(self.store / "commitlog"),
+            "autoCreateTopicEnable": "true",
+            # A developer's disk may be fuller than a server's should be.
+            "diskMaxUsedSpaceRatio": "95",
+            **broker_settings,
+        }
+        self._namesrv: Process | None = None
+        self._broker: Process | None = None
+
+    def start(self) -> None:
+        namesrv_conf = self.directory / "namesrv.conf"
+        broker_conf = self.directory / "broker.conf"
+        namesrv_conf.write_text(
+            f"listenPort={self.namesrv_addr.rpartition(':')[2]}\n"
+            f"kvConfigPath={self.directory / 'kvConfig.json'}\n"
+            f"configStorePath={self.directory / 'namesrv.properties'}\n"
+        )
+        broker_conf.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))
+        if self._namesrv is None or not self._namesrv.running:
+            self._namesrv = self._java("namesrv", "namesrv.NamesrvStartup", namesrv_conf, "128m")
+            self._namesrv.wait_ready()
+        self._broker = self._java("broker", "broker.BrokerStartup", broker_conf, "768m")
+        self._broker.wait_ready()
+
+    def _java(self, name: str, main: str, conf: Path, heap: str) -> Process:
+        return Process(
+            [
+                *("java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *JAVA_OPENS),
+                *(f"-Drocketmq.home.dir={self.directory}", f"-Duser.home={self.directory}"),
+                *("-cp", f"{CACHE / APACHE_VERSION}/*", f"org.apache.rocketmq.{main}", "-c", str(conf)),
+            ],
+            log=self.directory / f"{name}.log",
+            ready="boot success",
+            cwd=self.directory,
+        )
+
+    def stop(self) -> None:
+        if self._broker is not None:
+            self._broker.stop()
+        if self._namesrv is not None:
+            self._namesrv.kill()  # it keeps nothing, and stopping it politely takes seconds
+
+    def kill(self) -> None:
+        for process in (self._broker, self._namesrv):
+            if process is not None:
+                process.kill()
+
+    @property
+    def broker_pid(self) -> int:
+        assert self._broker is not None
+        return self._broker.pid
+
+
+SERVERS: dict[str, type[Server]] = {"skylark": SkylarkServer, "apache": ApacheServer}
