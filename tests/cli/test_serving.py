@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skylark.cli.serving import Failure, Running, address, reachable, run, writable_directory
+from skylark.cli.serving import Failure, Running, address, reachable, run, writable_directory, writes_back
 from skylark.store.api import StoreLocked
 
 
@@ -102,6 +102,16 @@ def test_a_directory_is_made_or_refused(tmp_path: Path) -> None:
     for path in (file, file / "below"):
         with pytest.raises(Failure, match=r"cannot write to .*file.*, the directory of the store: "):
             writable_directory(path, "the store")
+
+
+def test_changed_settings_go_back_into_their_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("# ours\nmaxMessageSize=1\n")
+    writes_back(path)({"maxMessageSize": "2"})
+    assert path.read_text() == "# ours\nmaxMessageSize=2\n"
+    writes_back(None)({"maxMessageSize": "3"})
+    writes_back(tmp_path / "absent" / "broker.conf")({"maxMessageSize": "3"})
+    assert "changed settings will not outlive this process" in caplog.text
 
 
 def test_addresses_that_clients_can_use() -> None:

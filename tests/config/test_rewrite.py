@@ -18,6 +18,10 @@ def test_comments_order_and_other_entries_stay() -> None:
     assert changed == "# brokerName=comment\r\nbrokerName : a\n\n!x\ndeleteWhen=06\nlast=1\nadded=yes\n"
 
 
+def test_a_blank_line_ends_an_entry_that_went_on() -> None:
+    assert properties.parse(rewritten("a=1\\\n\nb=2\n", {"a": "3"})) == {"a": "3", "b": "2"}
+
+
 def test_no_change_changes_nothing() -> None:
     assert rewritten(FILE, {}) == FILE
 

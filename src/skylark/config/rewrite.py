@@ -12,6 +12,7 @@ from pathlib import Path
 
 from skylark.config import properties
 
+_LINE_END = re.compile(r"(?:\r\n|\r|\n)\Z")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 
 
@@ -67,7 +68,7 @@ def _entries(text: str) -> Iterator[str]:
 
 def _goes_on(lines: str) -> bool:
     """Whether the last line ends in a backslash that is not escaped; in a comment it means nothing."""
-    content = lines.rstrip("\r\n")
+    content = _LINE_END.sub("", lines)
     if content.lstrip(" \t\f\r\n")[:1] in ("", "#", "!"):
         return False
     return (len(content) - len(content.rstrip("\\"))) % 2 == 1
