@@ -70,7 +70,7 @@ class Broker:
         """Opens the store, serves, registers; returns the port. Raises OSError, StoreError or BadTable."""
         bound = bind(host, port)
         try:
-            port = bound.getsockname()[1]
+            port = self.config.listen_port = bound.getsockname()[1]
             self.config.broker_ip1 = self.config.broker_ip1 or advertised_address(host, self.config.namesrv_addr)
             self._build(port)
             await self._server.start(bound)
@@ -126,7 +126,7 @@ class Broker:
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
             ).handlers(),
-            **topics.handlers(self._topics, self._offsets, store.delete_topic),
+            **topics.handlers(self._topics, self._offsets, self._forget_topic),
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, store, self._topics, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),
@@ -142,6 +142,10 @@ class Broker:
                 delay_text=lambda: fastjson.dumps(self._delayed.table),
             ),
         }  # fmt: skip
+
+    def _forget_topic(self, name: str) -> None:
+        self._store.delete_topic(name)
+        self._stats.forget_topic(name)
 
     def _config_changed(self, changed: dict[str, str]) -> None:
         """The store has settings of its own; a new permission must reach the routes."""

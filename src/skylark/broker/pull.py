@@ -127,6 +127,8 @@ class Pulls:
         if code == ResponseCode.SUCCESS:
             body = b"".join(result.slices)
             self._stats.got(header.consumer_group, header.topic, result.count, result.size_bytes)
+        else:
+            self._stats.missed()
         self._offsets.pulled(header.consumer_group, header.topic, header.queue_id, result.next_offset)
         return request.reply(code, result.status.name, self._fields(result, group, topic), body)
 

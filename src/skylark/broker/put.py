@@ -67,6 +67,8 @@ class Put:
 
     async def when_flushed(self, last: Appended, reply: Frame) -> Frame:
         """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         flushed = self._store.wait_flushed(last.log_end_offset)
         try:
             async with asyncio.timeout(self._config.sync_flush_timeout / 1000):
@@ -75,6 +77,7 @@ class Put:
             reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
         except StoreError as e:
             raise self._refusal(e) from e
+        self._stats.put_took(int((loop.time() - began_s) * 1000))
         return reply
 
     def _park(self, message: Message) -> None:
@@ -97,6 +100,7 @@ class Put:
         message.queue_id = level - 1
 
     def _refusal(self, error: StoreError) -> RequestFailed:
+        self._stats.put_failed()
         if isinstance(error, MessageTooLarge | PropertiesTooLarge):
             return RequestFailed(
                 ResponseCode.MESSAGE_ILLEGAL,

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 16_384
 _MAX_OPAQUE: Final = 0x7FFFFFFF
+_WRITE_BYTES: Final = 1 << 20
 
 Handler = Callable[[Frame, "Connection"], "Frame | Awaitable[Frame | None] | None"]
 Handlers = Mapping[int, Handler]
@@ -55,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._waiting: set[asyncio.Task[None]] = set()
         self._next_opaque = 0
         self._write_blocked = False
+        self._backlog: list[Frame] = []  # what was read, but comes after answers that the peer has not read
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.peer = ("", 0)
@@ -82,14 +84,10 @@ class Connection(asyncio.Protocol):
             log.warning("closing %r: %s", self, e)
             self.abort()
             return
-        out: list[bytes] = []
-        for frame in frames:
-            if frame.flag & RESPONSE_FLAG:
-                self._settle(frame)
-            else:
-                self._handle(frame, out)
-        if out and self._transport is not None:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._backlog:
+            self._backlog += frames
+        else:
+            self._work(frames)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -108,6 +106,9 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_blocked = False
+        if self._backlog:
+            frames, self._backlog = self._backlog, []
+            self._work(frames)
         self._throttle()
 
     # What the rest of the program calls.
@@ -156,6 +157,32 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             await asyncio.wait(self._waiting)
 
+    def _work(self, frames: list[Frame]) -> None:
+        """Handles frames until the peer does not read their answers any more; the rest waits for it."""
+        out: list[bytes] = []
+        size = 0
+        for done, frame in enumerate(frames, 1):
+            if frame.flag & RESPONSE_FLAG:
+                self._settle(frame)
+                continue
+            answer = self._handle(frame)
+            if answer is not None:
+                out.append(answer)
+                size += len(answer)
+                if size >= _WRITE_BYTES:
+                    self._write(out)
+                    size = 0
+                    if self._write_blocked:
+                        self._backlog = frames[done:]
+                        return
+        if out:
+            self._write(out)
+
+    def _write(self, out: list[bytes]) -> None:
+        if self._transport is not None:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        out.clear()
+
     def _take_opaque(self) -> int:
         self._next_opaque = (self._next_opaque + 1) & _MAX_OPAQUE
         return self._next_opaque
@@ -165,7 +192,8 @@ class Connection(asyncio.Protocol):
         if future is not None and not future.done():
             future.set_result(response)
 
-    def _handle(self, request: Frame, out: list[bytes]) -> None:
+    def _handle(self, request: Frame) -> bytes | None:
+        """The answer, if there is one at once."""
         handler = self._handlers.get(request.code)
         if handler is None:
             log.info("%r asked for request code %d, which is not supported", self, request.code)
@@ -178,14 +206,13 @@ class Connection(asyncio.Protocol):
             except Exception as e:
                 answer = self._failure(request, e)
         if answer is None or type(answer) is Frame:
-            if answer is not None and not request.flag & ONEWAY_FLAG:
-                out.append(encode_frame(answer))
-            return
+            return None if answer is None or request.flag & ONEWAY_FLAG else encode_frame(answer)
         task = self._loop.create_task(self._finish(request, cast(Awaitable["Frame | None"], answer)))
         self._waiting.add(task)
         task.add_done_callback(self._forget)
         if len(self._waiting) == MAX_WAITING_REQUESTS:
             self._throttle()
+        return None
 
     async def _finish(self, request: Frame, pending: Awaitable[Frame | None]) -> None:
         try:
