@@ -57,7 +57,7 @@ async def _ready(process: Process) -> str:
 
 
 class Load:
-    """Numbered messages: `acknowledged[queue]` are the numbers that the broker has confirmed, `sent[queue]` the next."""
+    """Numbered messages: `acknowledged[queue]` has the numbers that the broker confirmed, `sent[queue]` is the next."""
 
     def __init__(self) -> None:
         self.sent = [0] * QUEUES
