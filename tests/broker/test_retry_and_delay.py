@@ -13,6 +13,7 @@ from skylark.broker.delay import Delayed
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.store import Store, StoreConfig
+from skylark.wire.bodies import LockRequest, MessageQueue, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import Message, StoredMessage, encode_host
@@ -153,3 +154,17 @@ def test_an_offset_outside_the_queue_is_corrected(store: Store, tmp_path: Path) 
     clock.delayed.deliver(NOW_MS + 1000)
     assert clock.delivered() == [b"one"]
     store.close()
+
+
+def test_a_retry_of_an_orderly_group_goes_to_the_dead_letters(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t")
+            queues = [MessageQueue("broker-a", 0, "t")]
+            body = encode_body(LockRequest(consumer_group="g", client_id="c", mq_set=queues))
+            await broker.ask(RequestCode.LOCK_BATCH_MQ, body)
+            await broker.send("%RETRY%g", b"stuck", reconsumeTimes=1, maxReconsumeTimes=16)
+            (dead,) = await broker.until_found("%DLQ%g")
+            assert dead.body == b"stuck"
+
+    asyncio.run(run())

@@ -121,7 +121,7 @@ class Broker:
         config, clock, store, put = self.config, self._clock, self._store, self._put
         queue_locks = Locks()
         return {
-            **Sends(config, put, self._topics, self._groups, queue_locks, clock).handlers(),
+            **Sends(config, put, self._topics, self._groups, queue_locks, clock, steady_clock_ms).handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats

@@ -13,11 +13,11 @@ from zlib import crc32
 from skylark.broker.config import BrokerConfig
 from skylark.broker.topics import Topics
 from skylark.net.pool import Pool
-from skylark.wire.bodies import encode_body
+from skylark.wire.bodies import BadBody, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import QueryDataVersion, RegisterBroker, UnregisterBroker, encode_header
-from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, encode_register_body
+from skylark.wire.routes import KVTable, RegisterBrokerBody, TopicConfigWrapper, encode_register_body
 from skylark.wire.tables import PERM_READ, PERM_WRITE, TopicConfig
 
 log = logging.getLogger(__name__)
@@ -109,10 +109,13 @@ class Registration:
             response = await self._pool.request(server, request, timeout_s)
             if response.code != ResponseCode.SUCCESS:
                 log.warning("name server %s refused the registration: %s", server, response.remark)
-            elif server in self._unreachable:
+                return
+            if server in self._unreachable:
                 self._unreachable.discard(server)
                 log.warning("name server %s is back", server)
-        except (OSError, TimeoutError) as e:
+            if response.body:  # the ordered topics, if the name server is set to tell
+                self._topics.mark_ordered(decode_body(KVTable, response.body).table)
+        except (OSError, TimeoutError, BadBody) as e:
             if server not in self._unreachable:
                 self._unreachable.add(server)
                 log.warning("name server %s can't be reached, and is tried again: %s", server, e)

@@ -50,14 +50,23 @@ class Sends:
     """Takes messages from producers."""
 
     def __init__(
-        self, config: BrokerConfig, put: Put, topics: Topics, groups: Groups, locks: Locks, clock: Callable[[], int]
+        self,
+        config: BrokerConfig,
+        put: Put,
+        topics: Topics,
+        groups: Groups,
+        locks: Locks,
+        clock: Callable[[], int],
+        steady_clock: Callable[[], int],
     ) -> None:
+        """`steady_clock` is the one that the locks go by."""
         self._config = config
         self._put = put
         self._topics = topics
         self._groups = groups
         self._locks = locks
         self._clock = clock
+        self._steady_clock = steady_clock
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -218,7 +227,7 @@ class Sends:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {suggest()}"
             )
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-        is_ordered = not self._locks.all_expired(name, self._clock())
+        is_ordered = not self._locks.all_expired(name, self._steady_clock())
         if message.reconsume_times > limit or is_ordered:
             message.topic = dead_letter_topic(name)
             message.queue_id = random.randrange(DLQ_QUEUES)

@@ -17,6 +17,7 @@ request. The decoder holds at most one incomplete frame.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct, error
 from typing import Any, Final
 
@@ -255,13 +256,18 @@ def _encode_json_header(frame: Frame) -> bytes:
 def _encode_binary_header(frame: Frame) -> bytes:
     remark = frame.remark.encode() if frame.remark else b""
     parts: list[bytes] = []
-    size = 0
     for key, value in frame.fields.items():
-        k, v = key.encode(), value.encode()
-        parts += (len(k).to_bytes(2, "big"), k, len(v).to_bytes(4, "big"), v)
-        size += 6 + len(k) + len(v)
+        data = value.encode()
+        parts += (_field_key(key), _LENGTH.pack(len(data)), data)
+    fields = b"".join(parts)
     language = _LANGUAGE_CODES.get(frame.language, _OTHER)
     # Codes beyond 32,767 lose their upper bits here, as they do in Apache's encoder.
     code = (frame.code + 0x8000 & 0xFFFF) - 0x8000
     head = _BINARY_HEAD.pack(code, language, frame.version, frame.opaque, frame.flag, len(remark))
-    return b"".join((head, remark, _LENGTH.pack(size), *parts))
+    return b"".join((head, remark, _LENGTH.pack(len(fields)), fields))
+
+
+@lru_cache(maxsize=1024)
+def _field_key(key: str) -> bytes:
+    data = key.encode()
+    return len(data).to_bytes(2, "big") + data
