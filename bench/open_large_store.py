@@ -2,8 +2,8 @@
 
     python bench/open_large_store.py --gigabytes 20 --directory /path/with/room
 
-Writes a store of that size (4 KiB bodies, 64 queues), opens it in a process of its own each time, and removes it. Memory
-is what the process holds besides mapped pages (RssAnon). A crash is a copy of the marker that a killed broker leaves.
+Writes a store of that size (4 KiB bodies, 64 queues), opens it in a process of its own each time, and removes it.
+Memory is what the process holds besides mapped pages (RssAnon). A crash is the marker that a killed broker leaves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ began = time.perf_counter()
 store = Store.open(StoreConfig(root=Path(sys.argv[1])))
 seconds = time.perf_counter() - began
 status = Path("/proc/self/status").read_text().split()
-print(f"{seconds:.2f} s, {int(status[status.index('RssAnon:') + 1]) / 1024:.0f} MB besides mapped pages, "
-      f"log of {store.log_max_offset / 1e9:.1f} GB, {sum(store.max_offset(*queue) for queue in store.queues()):,} messages")
+anonymous_mb = int(status[status.index("RssAnon:") + 1]) / 1024
+messages = sum(store.max_offset(*queue) for queue in store.queues())
+print(f"{seconds:.2f} s, {anonymous_mb:.0f} MB besides mapped pages, "
+      f"log of {store.log_max_offset / 1e9:.1f} GB, {messages:,} messages")
 store.close()
 """
 
