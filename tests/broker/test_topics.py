@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import cast
 
@@ -46,10 +48,19 @@ class Bench:
         self.topics = Topics(directory, config(**changes), lambda: 1_700_000_000_000)
         self.offsets = Offsets(directory)
         self.deleted: list[str] = []
-        self.serve = handlers(self.topics, self.offsets, self.deleted.append)
+        self.published_topics: list[int] = []
+        self.serve = handlers(self.topics, self.offsets, self.deleted.append, self.published)
+
+    async def published(self) -> None:
+        self.published_topics.append(len(self.topics))
 
     def ask(self, code: RequestCode, fields: dict[str, str] | None = None, body: bytes = b"") -> Frame:
         answer = self.serve[code](Frame(code, fields or {}, body), PEER)
+        if isinstance(answer, Frame):
+            return answer
+        assert isinstance(answer, Coroutine)
+        answer = asyncio.run(answer)
+        assert self.published_topics[-1] == len(self.topics), "answered after the name servers know"
         assert isinstance(answer, Frame)
         return answer
 

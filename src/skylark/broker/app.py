@@ -120,13 +120,16 @@ class Broker:
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put
         queue_locks = Locks()
+        published = self._registration.published
         return {
-            **Sends(config, put, self._topics, self._groups, queue_locks, clock, steady_clock_ms).handlers(),
+            **Sends(
+                config, put, self._topics, self._groups, queue_locks, published, clock, steady_clock_ms
+            ).handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
             ).handlers(),
-            **topics.handlers(self._topics, self._offsets, self._forget_topic),
+            **topics.handlers(self._topics, self._offsets, self._forget_topic, published),
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, store, self._topics, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),

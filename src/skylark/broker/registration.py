@@ -33,6 +33,7 @@ class Registration:
         self._ha_address = ha_address
         self._pool = Pool()
         self._changed = asyncio.Event()
+        self._next_round: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unreachable: set[str] = set()
 
     @property
@@ -43,17 +44,33 @@ class Registration:
         """Registers again as soon as possible; many changes at once cost one registration."""
         self._changed.set()
 
+    async def published(self) -> None:
+        """Returns when the name servers that can be reached know the topics as they are now."""
+        self._changed.set()
+        await asyncio.shield(self._next_round)
+
     async def run(self) -> None:
         """Registers for ever."""
         period_s = self._config.register_name_server_period / 1000
-        while True:
-            try:
-                async with asyncio.timeout(period_s):
-                    await self._changed.wait()
-                force = True
-            except TimeoutError:
-                force = self._config.force_register
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(period_s):
+                        await self._changed.wait()
+                    force = True
+                except TimeoutError:
+                    force = self._config.force_register
+                await self._round(force)
+        finally:
+            self._next_round.cancel()
+
+    async def _round(self, force: bool) -> None:
+        # Who asks from here on waits for the round after this one: this one may have read the topics already.
+        this_round, self._next_round = self._next_round, asyncio.get_running_loop().create_future()
+        try:
             await self.register(force)
+        finally:
+            this_round.set_result(None)
 
     async def register(self, force: bool = True) -> None:
         """Tells every name server, or only those that say that what they know is old."""

@@ -56,15 +56,17 @@ class Sends:
         topics: Topics,
         groups: Groups,
         locks: Locks,
+        published: Callable[[], Awaitable[None]],
         clock: Callable[[], int],
         steady_clock: Callable[[], int],
     ) -> None:
-        """`steady_clock` is the one that the locks go by."""
+        """`published()` waits for the name servers to know a new topic; the locks go by `steady_clock`."""
         self._config = config
         self._put = put
         self._topics = topics
         self._groups = groups
         self._locks = locks
+        self._published = published
         self._clock = clock
         self._steady_clock = steady_clock
 
@@ -76,6 +78,16 @@ class Sends:
         }
 
     def send(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        topics = len(self._topics)
+        answer = self._send(request, connection)
+        return answer if len(self._topics) == topics else self._when_published(answer)
+
+    async def _when_published(self, answer: Frame | Awaitable[Frame]) -> Frame:
+        """The first message of a new topic is acknowledged when consumers can find the topic."""
+        await self._published()
+        return answer if isinstance(answer, Frame) else await answer
+
+    def _send(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header: SendHeader
         if request.code == RequestCode.SEND_MESSAGE:
             header = decode_header(SendMessage, request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -249,9 +249,14 @@ class _AllTopics(msgspec.Struct, rename="camel"):
     topic_queue_mapping_info_map: dict[str, str] = {}
 
 
-def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> dict[int, Handler]:
-    """`delete_queues(topic)` lets the store forget the queues of a topic."""
-    requests = _TopicRequests(topics, offsets, delete_queues)
+def handlers(
+    topics: Topics,
+    offsets: Offsets,
+    delete_queues: Callable[[str], None],
+    published: Callable[[], Awaitable[None]],
+) -> dict[int, Handler]:
+    """`delete_queues(topic)` lets the store forget the queues of a topic; `published()` waits for the name servers."""
+    requests = _TopicRequests(topics, offsets, delete_queues, published)
     return {
         RequestCode.UPDATE_AND_CREATE_TOPIC: requests.update,
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: requests.update_list,
@@ -263,12 +268,19 @@ def handlers(topics: Topics, offsets: Offsets, delete_queues: Callable[[str], No
 
 
 class _TopicRequests:
-    def __init__(self, topics: Topics, offsets: Offsets, delete_queues: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        offsets: Offsets,
+        delete_queues: Callable[[str], None],
+        published: Callable[[], Awaitable[None]],
+    ) -> None:
         self._topics = topics
         self._offsets = offsets
         self._delete_queues = delete_queues
+        self._published = published
 
-    def update(self, request: Frame, connection: Connection) -> Frame:
+    def update(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         header = decode_header(CreateTopic, request)
         log.info("%r creates or changes topic %s", connection, header.topic)
         try:
@@ -288,9 +300,9 @@ class _TopicRequests:
         self._check(topic)
         if topic != self._topics.get(topic.topic_name):
             self._topics.put(self._with_attributes(topic))
-        return request.reply()
+        return self._when_published(request)
 
-    def update_list(self, request: Frame, connection: Connection) -> Frame:
+    def update_list(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         topics = decode_body(TopicConfigs, request.body).topic_config_list
         log.info("%r creates or changes topics %s", connection, [topic.topic_name for topic in topics])
         for topic in topics:
@@ -298,7 +310,7 @@ class _TopicRequests:
         changed = [topic for topic in topics if topic != self._topics.get(topic.topic_name)]
         if changed:
             self._topics.put(*[self._with_attributes(topic) for topic in changed])
-        return request.reply()
+        return self._when_published(request)
 
     def delete(self, request: Frame, connection: Connection) -> Frame:
         name = decode_header(DeleteTopic, request).topic
@@ -367,6 +379,11 @@ class _TopicRequests:
         if f"+{RESERVE_TIME}" in topic.attributes:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "Update topic reserveTime not supported")
         return msgspec.structs.replace(topic, attributes=attributes)
+
+    async def _when_published(self, request: Frame) -> Frame:
+        """Success, once a client that asks for the route of the topic gets it."""
+        await self._published()
+        return request.reply()
 
     def _delete(self, name: str) -> None:
         self._topics.delete(name)
