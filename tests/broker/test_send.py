@@ -61,7 +61,7 @@ def test_a_batch_is_stored_message_by_message(tmp_path: Path) -> None:
     async def run() -> None:
         async with live_broker(tmp_path) as broker:
             body = encode_batch([(i, b"m%d" % i, {"TAGS": f"tag{i}"}) for i in range(3)])
-            fields = v2("t", batch=True, properties=encode_properties({"shared": "yes"}).decode())
+            fields = v2("t", batch=True, properties=encode_properties({"UNIQ_KEY": "B" * 32}).decode())
             answer = await broker.ask(RequestCode.SEND_BATCH_MESSAGE, body, **fields)
             assert answer.code == ResponseCode.SUCCESS
             assert answer.fields["queueOffset"] == "0"
@@ -71,8 +71,8 @@ def test_a_batch_is_stored_message_by_message(tmp_path: Path) -> None:
             assert [m.flag for m in stored] == [0, 1, 2]
             assert [m.queue_offset for m in stored] == [0, 1, 2]
             assert [parse_message_id(i)[1] for i in ids] == [m.log_offset for m in stored]
-            assert [m.properties["TAGS"] for m in stored] == ["tag0", "tag1", "tag2"]
-            assert {m.properties["shared"] for m in stored} == {"yes"}
+            assert [m.properties for m in stored] == [{"TAGS": "tag0"}, {"TAGS": "tag1"}, {"TAGS": "tag2"}]
+            assert answer.fields["transactionId"] == "B" * 32
             (one,) = messages_of(await broker.pull("t", 0, tags="tag1"))
             assert one.body == b"m1"
 
@@ -90,6 +90,9 @@ def test_a_batch_that_cannot_be_read_stores_nothing(tmp_path: Path, body: bytes)
     asyncio.run(run())
 
 
+TOO_LARGE_BATCH = encode_batch([(0, bytes(1024 * 1024), {})] * 5)
+
+
 async def refusals(broker: Live) -> dict[str, tuple[int, str]]:
     cases = {
         "path": broker.send("../../x"),
@@ -98,6 +101,7 @@ async def refusals(broker: Live) -> dict[str, tuple[int, str]]:
         "system": broker.send("SCHEDULE_TOPIC_XXXX"),
         "queue": broker.send("TBW102", queueId=99),
         "large": broker.send("t", bytes(4 * 1024 * 1024 + 1)),
+        "batch": broker.ask(RequestCode.SEND_BATCH_MESSAGE, TOO_LARGE_BATCH, **v2("t", batch=True)),
         "properties": broker.send("t", properties={"p": "x" * 33_000}),
         "timer": broker.send("t", properties={"TIMER_DELAY_SEC": "5"}),
         "transaction": broker.send("t", properties={"TRAN_MSG": "true"}),
@@ -120,6 +124,7 @@ def test_bad_sends_are_refused_with_a_reason_and_cost_nothing_else(tmp_path: Pat
                 "system": ResponseCode.NO_PERMISSION,
                 "queue": ResponseCode.INVALID_PARAMETER,
                 "large": ResponseCode.MESSAGE_ILLEGAL,
+                "batch": ResponseCode.MESSAGE_ILLEGAL,
                 "properties": ResponseCode.MESSAGE_ILLEGAL,
                 "timer": ResponseCode.SYSTEM_ERROR,
                 "transaction": ResponseCode.NO_PERMISSION,

@@ -54,6 +54,8 @@ class Put:
 
     def batch(self, messages: list[Message], now_ms: int) -> list[Appended]:
         """Stores messages of one queue behind each other, all of them or none."""
+        if sum(len(message.body) for message in messages) > self._config.max_message_size:
+            raise self._refusal(MessageTooLarge("the batch as a whole is too large"))
         try:
             appended = self._store.append_batch(messages, now_ms)
         except StoreError as e:
@@ -61,9 +63,9 @@ class Put:
         self._stats.put(messages[0].topic, len(messages), sum(a.size_bytes for a in appended))
         return appended
 
-    def must_wait(self, message: Message) -> bool:
+    def must_wait(self, properties: dict[str, str]) -> bool:
         """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""
-        return self.is_synchronous and message.properties.get(PROPERTY_WAIT_STORE_OK) != "false"
+        return self.is_synchronous and properties.get(PROPERTY_WAIT_STORE_OK) != "false"
 
     async def when_flushed(self, last: Appended, reply: Frame) -> Frame:
         """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""

@@ -118,7 +118,7 @@ class Sends:
         queue_id = message.queue_id  # before a delay moves the message
         appended = self._put.one(message, self._clock())
         reply = self._acknowledge(request, appended.message_id, queue_id, appended.queue_offset, unique_key)
-        return self._put.when_flushed(appended, reply) if self._put.must_wait(message) else reply
+        return self._put.when_flushed(appended, reply) if self._put.must_wait(message.properties) else reply
 
     def _send_batch(
         self, request: Frame, header: SendHeader, topic: TopicConfig, queue_id: int, connection: Connection
@@ -133,14 +133,15 @@ class Sends:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
         if not parts:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
-        shared = self._properties(header)
+        # The properties of the request are those of the batch; each message has its own and gets nothing from them.
+        shared = decode_properties(header.properties) if header.properties else {}
         messages = []
         for flag, body, properties in parts:
             message = Message(
                 header.topic,
                 queue_id,
                 body,
-                properties | shared,
+                properties,
                 flag,
                 header.sys_flag,
                 header.born_timestamp,
@@ -158,7 +159,7 @@ class Sends:
             shared.get(PROPERTY_UNIQUE_KEY),
         )
         last: Appended = appended[-1]
-        return self._put.when_flushed(last, reply) if self._put.must_wait(messages[0]) else reply
+        return self._put.when_flushed(last, reply) if self._put.must_wait(shared) else reply
 
     def _properties(self, header: SendHeader) -> dict[str, str]:
         """The sender's properties, with what a broker adds to every message."""
