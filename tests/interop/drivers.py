@@ -96,7 +96,8 @@ class Driver:
             self._child.stdin.flush()
 
     def name(self, kind: str) -> str:
-        return f"{kind}{next(self._names)}"
+        # Padded, because a group hands out its queues in the order of its members' names.
+        return f"{kind}{next(self._names):04d}"
 
     def deliveries(self, consumer: str) -> queue.SimpleQueue[Event]:
         return self._deliveries.setdefault(consumer, queue.SimpleQueue())
@@ -125,7 +126,7 @@ def _flat(arguments: Mapping[str, object]) -> dict[str, str]:
 
 
 def java_driver(
-    version: str, directory: Path, main: str = "skylark.Driver", *, rebalance_interval_ms: int = 1000
+    version: str, directory: Path, main: str = "skylark.Driver", *, rebalance_interval_ms: int = 200
 ) -> Driver:
     """A driver around Apache's Java client of that version; it writes logs and offsets into the directory only.
 
@@ -137,6 +138,7 @@ def java_driver(
             *(f"-Drocketmq.client.logRoot={directory}/logs", "-Drocketmq.client.logLevel=WARN"),
             f"-Drocketmq.client.localOffsetStoreDir={directory}/offsets",
             f"-Drocketmq.client.rebalance.waitInterval={rebalance_interval_ms}",
+            "-Drocketmq.client.rebalance.minInterval=100",
             *("-cp", f"{CACHE / f'driver-{version}'}:{CACHE / version}/*", main),
         ],
         log=directory / f"{main}-{version}.log",

@@ -6,23 +6,30 @@ waited for by the line that the server prints when it serves.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "interop"
 APACHE_VERSION = "5.5.0"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
+REQUEST_DEADLINE_S = 10.0
+POLL_S = 0.05
+GET_ROUTEINFO_BY_TOPIC = 105
 
 # Netty and the mapped files reach into the JDK; Apache's start scripts open the same packages.
 JAVA_OPENS = [
@@ -51,6 +58,19 @@ def free_port() -> int:
 def clean_environment() -> dict[str, str]:
     """The environment without what would send Apache's parts to another server."""
     return {key: value for key, value in os.environ.items() if key not in {"NAMESRV_ADDR", "ROCKETMQ_HOME"}}
+
+
+def request(address: str, code: int, fields: dict[str, str]) -> dict[str, Any]:
+    """Ask a server one question on a connection of its own; the answer's header."""
+    header = {"code": code, "language": "JAVA", "version": 0, "opaque": 0, "flag": 0, "extFields": fields}
+    text = json.dumps(header).encode()
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), REQUEST_DEADLINE_S) as connection:
+        connection.sendall(struct.pack(">ii", 4 + len(text), len(text)) + text)
+        with connection.makefile("rb") as answer:
+            size, header_size = struct.unpack(">iI", answer.read(8))
+            parsed: dict[str, Any] = json.loads(answer.read(size - 4)[: header_size & 0xFFFFFF])
+    return parsed
 
 
 class Process:
@@ -230,6 +250,15 @@ class ApacheServer(Server):
             self._namesrv.wait_ready()
         self._broker = self._java("broker", "broker.BrokerStartup", broker_conf, "768m")
         self._broker.wait_ready()
+        self._wait_registered()
+
+    def _wait_registered(self) -> None:
+        """The broker tells that it is up a moment before the name server knows its topics."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while request(self.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})["code"] != 0:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.broker_addr} did not register with {self.namesrv_addr}")
+            time.sleep(POLL_S)
 
     def _java(self, name: str, main: str, conf: Path, heap: str) -> Process:
         return Process(

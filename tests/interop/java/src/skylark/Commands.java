@@ -72,7 +72,11 @@ final class Commands {
             reply.putAll(handler.run(args));
         } catch (Throwable failure) {
             reply.put("ok", false);
-            reply.put("error", String.valueOf(failure));
+            StringBuilder reasons = new StringBuilder(String.valueOf(failure));
+            for (Throwable cause = failure.getCause(); cause != null; cause = cause.getCause()) {
+                reasons.append(", because ").append(cause);
+            }
+            reply.put("error", reasons);
             reply.put("type", failure.getClass().getSimpleName());
         }
         emit(reply);

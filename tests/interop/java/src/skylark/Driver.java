@@ -165,7 +165,7 @@ public final class Driver {
     static void configure(ClientConfig client, Commands.Args args) {
         client.setNamesrvAddr(args.text("namesrv"));
         client.setInstanceName(args.text("instance", args.text("name")));
-        client.setPollNameServerInterval(args.number("pollNameServerMs", 1000));
+        client.setPollNameServerInterval(args.number("pollNameServerMs", 250));
     }
 
     static ConsumeFromWhere fromWhere(Commands.Args args) {
