@@ -6,6 +6,7 @@ also when a later one fails to start.
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -76,6 +77,8 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pass  # there is none for this platform
     else:
         loop_factory = uvloop.new_event_loop
+    # A message leaves no reference cycles behind, so looking for them after every 700 new objects is work for nothing.
+    gc.set_threshold(50_000, 20, 50)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
 
