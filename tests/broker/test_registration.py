@@ -64,7 +64,8 @@ def test_every_name_server_is_told_and_a_missing_one_costs_nothing(tmp_path: Pat
             live = Live(broker, config, addresses[0], f"{HOST}:{port}", pool)
             await live.send("Everywhere")
             for address in addresses:
-                await until_routed(pool, address, "Everywhere")
+                found = await until_routed(pool, address, "Everywhere")
+                assert found.broker_datas[0].broker_addrs == {0: live.address}
         finally:
             await broker.stop()
             pool.close()
