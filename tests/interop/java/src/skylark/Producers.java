@@ -49,6 +49,10 @@ final class Producers {
                 .createTopic("TBW102", args.text("topic"), args.number("queues", 4));
             return map();
         });
+        commands.on("producer.heartbeat", args -> {
+            producer(args).getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
+            return map();
+        });
         commands.on("producer.queues", args ->
             map("queues", Driver.queueList(producer(args).fetchPublishMessageQueues(args.text("topic")))));
         commands.on("send", args -> {
