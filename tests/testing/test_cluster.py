@@ -1,0 +1,105 @@
+"""The in-process cluster as the tests of other programs use it."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from skylark.net.pool import Pool
+from skylark.testing import LocalCluster, cluster
+from skylark.wire.bodies import decode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.routes import TopicRouteData
+
+
+async def route(name_servers: str, topic: str) -> TopicRouteData | None:
+    pool = Pool()
+    try:
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        answer = await pool.request(name_servers, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), 10.0)
+    finally:
+        pool.close()
+    return decode_body(TopicRouteData, answer.body) if answer.code == ResponseCode.SUCCESS else None
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made, so that what is left behind can be seen."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_topics_are_on_every_broker_and_nothing_is_left(temporary: Path) -> None:
+    async def main() -> None:
+        async with LocalCluster(brokers=2, topics={"orders": 3}) as local:
+            assert [broker.name for broker in local.brokers] == ["broker-a", "broker-b"]
+            found = await route(local.name_servers, "orders")
+            assert found is not None
+            assert {(queues.broker_name, queues.write_queue_nums) for queues in found.queue_datas} == {
+                ("broker-a", 3),
+                ("broker-b", 3),
+            }
+            assert {data.broker_addrs[0] for data in found.broker_datas} == {b.address for b in local.brokers}
+            await local.create_topic("more", 1)
+            assert await route(local.name_servers, "more") is not None
+
+    asyncio.run(main())
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_broker_goes_and_comes_back_where_it_was() -> None:
+    async def main() -> None:
+        async with LocalCluster(topics={"orders": 2}) as local:
+            before = local.broker.address
+            await local.broker.stop()
+            assert not local.broker.running
+            assert await route(local.name_servers, "orders") is None
+            await local.broker.stop()
+            await local.broker.start()
+            assert local.broker.address == before
+            found = await route(local.name_servers, "orders")
+            assert found is not None
+            assert found.queue_datas[0].write_queue_nums == 2
+
+    asyncio.run(main())
+
+
+def test_blocking_code_has_it_in_a_thread(temporary: Path) -> None:
+    with LocalCluster() as local:
+        local.run(lambda: local.create_topic("orders", 5))
+        found = asyncio.run(route(local.name_servers, "orders"))
+        assert found is not None
+        assert found.queue_datas[0].read_queue_nums == 5
+        local.run(local.broker.stop)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_of_your_own_stays(tmp_path: Path) -> None:
+    with LocalCluster(directory=tmp_path, settings={"defaultTopicQueueNums": "2"}):
+        pass
+    assert (tmp_path / "broker-a" / "commitlog").is_dir()
+
+
+def test_what_can_not_be_is_said(temporary: Path) -> None:
+    with pytest.raises(ValueError, match="1 to 26 brokers, not 0"):
+        LocalCluster(brokers=0)
+    with pytest.raises(Exception, match="listenPort='high'"), LocalCluster(settings={"listenPort": "high"}):
+        pass
+    with pytest.raises(ValueError, match="does not create the topic 'a b'"), LocalCluster(topics={"a b": 1}):
+        pass
+    with LocalCluster() as local:
+        with pytest.raises(RuntimeError, match="only once"):
+            local.run(local.__aenter__)
+        assert local.broker.running
+    with pytest.raises(RuntimeError, match="await the call"):
+        LocalCluster().run(lambda: local.create_topic("x"))
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_examples_run() -> None:
+    assert doctest.testmod(cluster).failed == 0
