@@ -61,7 +61,7 @@ lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check uv
 	compile() { .cache/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-header --no-annotate "$$@"; }; \
+		--no-header --no-annotate "$$@"; }; \
 	compile pyproject.toml -o requirements/runtime.txt; \
 	compile pyproject.toml requirements/build.in --extra dev -c requirements/runtime.txt -o requirements/dev.txt
 
