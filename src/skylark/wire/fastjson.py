@@ -100,7 +100,8 @@ def _write(obj: Any, parts: list[str], line: str, depth: int) -> None:
     if isinstance(obj, str) and not isinstance(obj, Enum):
         parts.append(_quoted(obj))
     elif isinstance(obj, Mapping):
-        entries = ((_key(key, depth), value) for key, value in obj.items())
+        inner = line + "\t" if line else ""
+        entries = ((_key(key, inner, depth), value) for key, value in obj.items())
         _write_object(entries, parts, line, depth)
     elif isinstance(obj, msgspec.Struct):
         _write_object(((name, getattr(obj, field)) for name, field in _fields(type(obj))), parts, line, depth)
@@ -163,7 +164,7 @@ def _java_double(number: float) -> str:
     return f"{'-' if sign else ''}{mantissa[0]}.{mantissa[1:] or '0'}E{power}"
 
 
-def _key(key: Any, depth: int) -> str:
+def _key(key: Any, line: str, depth: int) -> str:
     if type(key) is int:
         return str(key)
     if isinstance(key, str):
@@ -171,7 +172,7 @@ def _key(key: Any, depth: int) -> str:
     if key is None:
         return '"null"'
     parts: list[str] = []
-    _write(key, parts, "", depth + 1)
+    _write(key, parts, line, depth + 1)
     return "".join(parts)
 
 
