@@ -216,26 +216,31 @@ def _decode_binary_header(data: bytes, position: int, stop: int, body: bytes) ->
     return Frame(code, fields, body, opaque, flag, remark, name, version, Encoding.BINARY)
 
 
-def _decode_fields(data: bytes, position: int, stop: int) -> dict[str, str]:
-    # Fields on the hot path (SEND_MESSAGE_V2) have keys of one letter: their key and both lengths are read in one go.
+def _decode_fields(data: bytes, start: int, stop: int) -> dict[str, str]:
+    # Cutting pieces out of one text is quicker than decoding each piece: Latin-1 gives a character for every byte, and
+    # only the rare piece that is not ASCII has to be looked at again. Fields on the hot path (SEND_MESSAGE_V2) have
+    # keys of one letter: their key and both lengths are read in one go.
+    text = data[start:stop].decode("latin-1")
+    end = stop - start
     fields = {}
+    at = 0
     unpack = _ONE_LETTER_FIELD.unpack_from
-    while position < stop:
-        key_size, letter, size = unpack(data, position)
-        if key_size == 1:
-            key = letter.decode()
-            position += 7
-        else:
-            value_start = position + 2 + key_size
-            key = data[position + 2 : value_start].decode()
-            (size,) = _LENGTH.unpack_from(data, value_start)
-            position = value_start + 4
-        end = position + size
-        fields[key] = data[position:end].decode()
-        position = end
-    if position != stop:
+    while at < end:
+        key_size, _, size = unpack(data, start + at)
+        key_end = at + 2 + key_size
+        key = text[at + 2 : key_end]
+        if key_size != 1:
+            (size,) = _LENGTH.unpack_from(data, start + key_end)
+        at = key_end + 4 + size
+        value = text[key_end + 4 : at]
+        fields[key if key.isascii() else _utf8(key)] = value if value.isascii() else _utf8(value)
+    if at != end:
         raise BadFrame("the fields of the binary header end beyond their length")
     return fields
+
+
+def _utf8(latin: str) -> str:
+    return latin.encode("latin-1").decode()
 
 
 def _encode_json_header(frame: Frame) -> bytes:
