@@ -1,0 +1,229 @@
+"""Where topics are: routes from the name servers, cached, and told to whoever wants to know of changes.
+
+A route is fetched when it is first asked for, again every 30 s (by the session) and when somebody finds that it is not
+true any more. A topic that the name servers forget keeps its last route, as in Apache's client: a name server that was
+just started knows nothing yet.
+
+A producer may send to a topic that does not exist, if a broker is willing to make it: such a topic gets the route of
+the topic that new ones are modelled on (`TBW102`). That route is only for sending and is kept apart from the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
+from skylark.wire.bodies import BadBody, MessageQueue, decode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import GetRouteInfo, encode_header
+from skylark.wire.routes import MASTER_ID, TopicRouteData
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TOPIC: Final = "TBW102"
+DEFAULT_TOPIC_QUEUES: Final = 4
+MAX_TOPICS: Final = 4096
+_PERM_READ: Final = 4
+_PERM_WRITE: Final = 2
+
+AskNameServer = Callable[[Frame, float], Awaitable[Frame]]
+Subscriber = Callable[["TopicRoute"], None]
+
+
+class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues of a topic and the brokers that hold them. It is never changed: a new route is a new object."""
+
+    topic: str
+    write_queues: list[MessageQueue]
+    read_queues: list[MessageQueue]
+    brokers: dict[str, dict[int, str]]
+    """broker name -> broker id (0 is the master) -> address"""
+    is_ordered: bool = False
+    is_default: bool = False
+    """The topic does not exist yet; this is where it would be made."""
+
+
+def build_route(topic: str, data: TopicRouteData) -> TopicRoute:
+    """The route in the order that every client of Apache's works with: by broker name, then by queue id."""
+    brokers = {broker.broker_name: dict(sorted(broker.broker_addrs.items())) for broker in data.broker_datas}
+    queue_datas = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
+    if data.order_topic_conf:
+        write_queues = _ordered_queues(topic, data.order_topic_conf)
+    else:
+        write_queues = [
+            MessageQueue(queues.broker_name, queue_id, topic)
+            for queues in queue_datas
+            if queues.perm & _PERM_WRITE and MASTER_ID in brokers.get(queues.broker_name, ())
+            for queue_id in range(queues.write_queue_nums)
+        ]
+    read_queues = [
+        MessageQueue(queues.broker_name, queue_id, topic)
+        for queues in queue_datas
+        if queues.perm & _PERM_READ
+        for queue_id in range(queues.read_queue_nums)
+    ]
+    return TopicRoute(
+        topic=topic,
+        write_queues=write_queues,
+        read_queues=read_queues,
+        brokers=brokers,
+        is_ordered=bool(data.order_topic_conf),
+    )
+
+
+def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
+    """The queues that an ordered topic always has, whichever brokers are up: `broker-a:4;broker-b:4`."""
+    queues = []
+    for item in conf.split(";"):
+        broker, _, count = item.partition(":")
+        if count.isdigit():
+            queues += [MessageQueue(broker, queue_id, topic) for queue_id in range(int(count))]
+    return queues
+
+
+class Routes:
+    """topic -> route."""
+
+    def __init__(self, ask_name_server: AskNameServer, timeout_s: float = 3.0) -> None:
+        self._ask = ask_name_server
+        self._timeout_s = timeout_s
+        self._routes: dict[str, TopicRoute] = {}
+        self._defaults: dict[str, TopicRoute] = {}
+        self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._subscribers: list[Subscriber] = []
+        self._is_stale = False
+        self.brokers: dict[str, dict[int, str]] = {}
+        """broker name -> broker id -> address, of every route that is known"""
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The cached route, if there is one: no wait."""
+        return self._routes.get(topic)
+
+    def known_for_send(self, topic: str) -> TopicRoute | None:
+        return self._routes.get(topic) or self._defaults.get(topic)
+
+    async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
+        """The route of a topic that exists. Raises RouteNotFound, NotReachable or RequestTimeout."""
+        route = self._routes.get(topic)
+        return route if route is not None and not refresh else await self._fetch(topic)
+
+    async def get_for_send(
+        self,
+        topic: str,
+        *,
+        refresh: bool = False,
+        default_topic: str = DEFAULT_TOPIC,
+        default_queues: int = DEFAULT_TOPIC_QUEUES,
+    ) -> TopicRoute:
+        """The same for a producer: a topic that does not exist gets the route on which it would be made."""
+        route = self.known_for_send(topic)
+        if route is not None and not refresh:
+            return route
+        try:
+            return await self._fetch(topic)
+        except RouteNotFound:
+            model = await self._default(default_topic, topic)
+        route = self._defaults[topic] = _as_default(topic, model, default_queues)
+        _keep_bounded(self._defaults)
+        self._learn_brokers()
+        return route
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Calls `subscriber` with each route that is new or changed; what is returned ends that."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber) if subscriber in self._subscribers else None
+
+    async def refresh(self) -> None:
+        """Fetches every cached route again. What fails is kept as it was."""
+        failure: RocketMQError | None = None
+        for topic in [*self._routes, *self._defaults]:
+            try:
+                await self._fetch(topic)
+            except RouteNotFound:
+                self._defaults.pop(topic, None)  # the next send looks again which brokers would make it
+            except RocketMQError as e:
+                failure = e
+        if (failure is not None) is not self._is_stale:
+            self._is_stale = failure is not None
+            if failure is not None:
+                log.warning("routes can't be refreshed and stay as they are: %s", failure)
+            else:
+                log.info("routes are refreshed again")
+
+    async def _default(self, default_topic: str, topic: str) -> TopicRoute:
+        try:
+            return await self.get(default_topic)
+        except RouteNotFound:
+            raise RouteNotFound(
+                f"topic {topic!r} does not exist, and no broker creates topics by itself: create it first, "
+                f"or set autoCreateTopicEnable=true on the broker"
+            ) from None
+
+    async def _fetch(self, topic: str) -> TopicRoute:
+        """Asks the name servers; those who want the same route at the same time share one request."""
+        task = self._fetches.get(topic)
+        if task is None:
+            task = self._fetches[topic] = asyncio.create_task(self._ask_for(topic))
+            task.add_done_callback(lambda done: self._fetched(topic, done))
+        return await asyncio.shield(task)
+
+    def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
+        self._fetches.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # looked at, so that nobody complains when all who waited have given up
+
+    async def _ask_for(self, topic: str) -> TopicRoute:
+        fields = encode_header(GetRouteInfo(topic))
+        answer = await self._ask(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), self._timeout_s)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise RouteNotFound(f"the name servers do not know topic {topic!r}")
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, "the name server")
+        try:
+            route = build_route(topic, decode_body(TopicRouteData, answer.body))
+        except BadBody as e:
+            raise BrokerError(answer.code, f"the route of topic {topic} can't be read: {e}", "the name server") from e
+        self._keep(route)
+        return route
+
+    def _keep(self, route: TopicRoute) -> None:
+        if self._routes.get(route.topic) == route:
+            return
+        self._defaults.pop(route.topic, None)
+        self._routes[route.topic] = route
+        _keep_bounded(self._routes)
+        self._learn_brokers()
+        for subscriber in list(self._subscribers):
+            subscriber(route)
+
+    def _learn_brokers(self) -> None:
+        brokers: dict[str, dict[int, str]] = {}
+        for route in (*self._defaults.values(), *self._routes.values()):
+            brokers |= route.brokers
+        self.brokers = brokers
+
+
+def _as_default(topic: str, model: TopicRoute, queues: int) -> TopicRoute:
+    return TopicRoute(
+        topic=topic,
+        write_queues=[
+            MessageQueue(queue.broker_name, queue.queue_id, topic)
+            for queue in model.write_queues
+            if queue.queue_id < queues
+        ],
+        read_queues=[],
+        brokers=model.brokers,
+        is_default=True,
+    )
+
+
+def _keep_bounded(routes: dict[str, TopicRoute]) -> None:
+    """The oldest entry goes; if it is needed again, it is fetched again."""
+    while len(routes) > MAX_TOPICS:
+        del routes[next(iter(routes))]

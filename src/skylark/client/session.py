@@ -1,0 +1,455 @@
+"""One client as the servers see it: a client id, its connections, its heartbeats and the groups it is a member of.
+
+Producers and consumers that are given the same session share its connections. The session starts with the first that
+acquires it and ends with the last that releases it.
+
+- Every broker of every known route hears of the members at once when they change, every 30 s, and first of all on a
+  connection that is new: after a broker's restart it knows its clients before their next request.
+- A session belongs to the process and the event loop that started it. After a fork the child gets `ForkedProcess`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol, Self
+
+from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
+from skylark.client.message import Message
+from skylark.client.routes import Routes
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.pool import Pool, split_address
+from skylark.wire import fastjson
+from skylark.wire.bodies import (
+    ConsumerData,
+    ConsumerStatus,
+    Heartbeat,
+    MessageQueue,
+    ProducerData,
+    ResetOffsets,
+    decode_body,
+    encode_body,
+)
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import (
+    ConsumeMessageDirectlyResult,
+    GetConsumerRunningInfo,
+    GetConsumerStatus,
+    NotifyConsumerIdsChanged,
+    ResetOffset,
+    UnregisterClient,
+    decode_header,
+    encode_header,
+)
+from skylark.wire.message import decode_record
+from skylark.wire.routes import MASTER_ID
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S: Final = 30.0
+ROUTE_INTERVAL_S: Final = 30.0
+
+
+class ConsumerMember(Protocol):
+    """What a session wants from a consumer that joins a group. The plain methods must not block."""
+
+    @property
+    def group(self) -> str: ...
+
+    def data(self) -> ConsumerData:
+        """What heartbeats say about the group."""
+
+    def rebalance_soon(self) -> None:
+        """The group's members changed."""
+
+    def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """An operator moves the group; go on from these offsets."""
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        """The offsets up to which the member has consumed its queues of the topic."""
+
+    def running_info(self) -> Mapping[str, object]:
+        """Apache's ConsumerRunningInfo, for operators."""
+
+    def consume_directly(self, message: Message) -> Awaitable[Mapping[str, object]]:
+        """An operator has one message consumed here; Apache's ConsumeMessageDirectlyResult."""
+
+
+def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
+    """Addresses from `host:port;host:port` or a sequence. Raises ValueError.
+
+    >>> parse_name_servers("a:9876; b:9876")
+    ['a:9876', 'b:9876']
+    """
+    items = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
+    addresses = [item.strip().removeprefix("http://") for item in items if item.strip()]
+    if not addresses:
+        raise ValueError("no name server is given; it takes host:port, or several joined by ';'")
+    for address in addresses:
+        split_address(address)
+    return addresses
+
+
+def local_ip() -> str:
+    """The address that other machines would see; found without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 9))
+            ip: str = probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+    return ip
+
+
+class Session:
+    """The shared part of the producers and consumers of one client id."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] = "localhost:9876",
+        *,
+        instance: str | None = None,
+        unit: str | None = None,
+        client_ip: str | None = None,
+        request_timeout_s: float = 3.0,
+    ) -> None:
+        self.name_servers = parse_name_servers(name_servers)
+        self.request_timeout_s = request_timeout_s
+        # Two clients of one process are two members of a group, so the process id alone does not do.
+        name = instance or f"{os.getpid()}#{time.monotonic_ns()}"
+        self.client_id = f"{client_ip or local_ip()}@{name}" + (f"@{unit}" if unit else "")
+        self.routes = Routes(self.ask_name_server, request_timeout_s)
+        self.handlers: dict[int, Handler] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_positions,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
+        self._producers: dict[str, int] = {}
+        self._consumers: dict[str, ConsumerMember] = {}
+        self._name_server = random.randrange(len(self.name_servers))
+        self._users = 0
+        self._pid = 0
+        self._pool: Pool | None = None
+        self._open: dict[str, Connection] = {}  # brokers' connections that have been greeted
+        self._dials: dict[str, asyncio.Task[Connection]] = {}
+        self._unheard: set[str] = set()  # brokers whose heartbeat failed, so that it is said once
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # Life.
+
+    async def acquire(self) -> None:
+        """Starts the session with its first user."""
+        self._check_process()
+        self._users += 1
+        if self._users > 1:
+            return
+        self._pid = os.getpid()
+        self._pool = Pool(self.handlers, self.request_timeout_s)
+        self._tasks = [
+            asyncio.create_task(_every(HEARTBEAT_INTERVAL_S, self.heartbeat)),
+            asyncio.create_task(_every(ROUTE_INTERVAL_S, self._refresh_routes)),
+        ]
+
+    async def release(self) -> None:
+        """Ends the session with its last user."""
+        self._check_process()
+        if self._users == 0:
+            return
+        self._users -= 1
+        if self._users == 0:
+            await self._stop()
+
+    start = acquire
+    close = release
+
+    async def __aenter__(self) -> Self:
+        await self.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()
+
+    async def _stop(self) -> None:
+        tasks = [*self._tasks, *self._dials.values()]
+        self._tasks = []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._open.clear()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._pool is not None
+
+    def _running_pool(self) -> Pool:
+        if self._pool is None:
+            raise ClientClosed("the client is not started, or closed already; use it within `async with`")
+        self._check_process()
+        return self._pool
+
+    def _check_process(self) -> None:
+        if self._pid and self._pid != os.getpid():
+            raise ForkedProcess(
+                f"this client was started by process {self._pid} and is used by {os.getpid()}, forked from it; "
+                f"make a client of its own in the child, after the fork"
+            )
+
+    # Requests.
+
+    async def ask_name_server(self, request: Frame, timeout_s: float | None = None) -> Frame:
+        """The answer of the first name server that gives one, beginning with the last good one.
+
+        Raises NotReachable or RequestTimeout when none does within the time.
+        """
+        pool = self._running_pool()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        count = len(self.name_servers)
+        failures: list[str] = []
+        timed_out = False
+        for turn in range(count):
+            index = (self._name_server + turn) % count
+            address = self.name_servers[index]
+            try:
+                # One that does not answer leaves time for the others.
+                async with asyncio.timeout_at(loop.time() + (deadline - loop.time()) / (count - turn)):
+                    answer = await (await pool.get(address)).request(request, deadline - loop.time())
+            except TimeoutError:
+                timed_out = True
+                failures.append(f"no answer from {address} in time")
+            except OSError as e:
+                failures.append(str(e))
+            else:
+                self._name_server = index
+                return answer
+        text = "no name server answers: " + "; ".join(failures)
+        raise RequestTimeout(text) if timed_out else NotReachable(text)
+
+    async def ask_broker(
+        self, broker_name: str, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
+    ) -> Frame:
+        """The broker's answer, whatever its code. Raises NotReachable or RequestTimeout.
+
+        Without a `broker_id`, the master answers, or a slave where there is none.
+        """
+        address = self.broker_address(broker_name, broker_id)
+        return await self.ask_address(address, request, self.request_timeout_s if timeout_s is None else timeout_s)
+
+    async def notify_broker(
+        self, broker_name: str, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
+    ) -> None:
+        """Sends a one-way request; only the connection is waited for."""
+        address = self.broker_address(broker_name, broker_id)
+        connection = self.ready_connection(address)
+        if connection is None:
+            connection = await self.connect(address, self.request_timeout_s if timeout_s is None else timeout_s)
+        connection.notify(request)
+
+    async def ask_address(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        connection = self.ready_connection(address)
+        if connection is None:
+            begun = time.monotonic()
+            connection = await self.connect(address, timeout_s)
+            timeout_s -= time.monotonic() - begun
+        try:
+            return await connection.request(request, timeout_s)
+        except TimeoutError:
+            raise RequestTimeout(f"no answer from broker {address} within {timeout_s:.3g} s") from None
+        except ConnectionError as e:
+            raise NotReachable(str(e)) from e
+
+    def broker_address(self, broker_name: str, broker_id: int | None = MASTER_ID) -> str:
+        """Raises NotReachable when no route names such a broker."""
+        addresses = self.routes.brokers.get(broker_name)
+        if not addresses:
+            raise NotReachable(f"no route leads to broker {broker_name}")
+        address = addresses.get(MASTER_ID if broker_id is None else broker_id)
+        if address is not None:
+            return address
+        if broker_id == MASTER_ID:
+            raise NotReachable(f"broker {broker_name} has no master at the moment")
+        return next(iter(addresses.values()))
+
+    def ready_connection(self, address: str) -> Connection | None:
+        """The broker's connection if it is open and usable at once."""
+        connection = self._open.get(address)
+        if connection is not None and connection.is_open:
+            self._running_pool()
+            return connection
+        return None
+
+    async def connect(self, address: str, timeout_s: float) -> Connection:
+        """The broker's connection, dialled if need be. Raises NotReachable or RequestTimeout."""
+        self._running_pool()
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = asyncio.create_task(self._dial(address))
+            dial.add_done_callback(lambda done: self._dialled(address, done))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(dial)
+        except TimeoutError as e:
+            raise RequestTimeout(str(e) or f"no connection to broker {address} within {timeout_s:.3g} s") from None
+        except OSError as e:
+            raise NotReachable(str(e)) from e
+
+    async def _dial(self, address: str) -> Connection:
+        connection = await self._running_pool().get(address)
+        if self._producers or self._consumers:
+            await self._beat(address, connection)
+        self._open[address] = connection
+        return connection
+
+    def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
+        self._dials.pop(address, None)
+        if not dial.cancelled():
+            dial.exception()  # looked at, so that nobody complains when all who waited have given up
+
+    # Members and heartbeats.
+
+    async def add_producer(self, group: str) -> None:
+        self._producers[group] = self._producers.get(group, 0) + 1
+        await self.heartbeat()
+
+    async def remove_producer(self, group: str) -> None:
+        """Several producers may have one group; the brokers hear of it when the last one leaves."""
+        count = self._producers.pop(group, 0) - 1
+        if count > 0:
+            self._producers[group] = count
+        elif count == 0:
+            await self._unregister(UnregisterClient(self.client_id, producer_group=group))
+
+    async def add_consumer(self, member: ConsumerMember) -> None:
+        """Joins the group. Ask for the routes of its topics before: only their brokers hear of it."""
+        if member.group in self._consumers:
+            raise RocketMQError(
+                f"this session has a consumer of group {member.group!r} already; give the second a session of its own"
+            )
+        self._consumers[member.group] = member
+        await self.heartbeat()
+
+    async def remove_consumer(self, group: str) -> None:
+        if self._consumers.pop(group, None) is not None:
+            await self._unregister(UnregisterClient(self.client_id, consumer_group=group))
+
+    async def heartbeat(self) -> None:
+        """Tells every known broker which groups this client is in. Call it when a subscription changes."""
+        if self._producers or self._consumers:
+            await asyncio.gather(*(self._reach(address) for address in self._member_addresses()))
+
+    def _member_addresses(self) -> list[str]:
+        """Consumers may read from slaves; a client that only produces talks to masters."""
+        return [
+            address
+            for brokers in self.routes.brokers.values()
+            for broker_id, address in brokers.items()
+            if self._consumers or broker_id == MASTER_ID
+        ]
+
+    async def _reach(self, address: str) -> None:
+        connection = self.ready_connection(address)
+        try:
+            if connection is None:
+                await self.connect(address, self.request_timeout_s)  # which begins with a heartbeat
+            else:
+                await self._beat(address, connection)
+        except RocketMQError as e:
+            self._note_beat(address, str(e))
+
+    async def _beat(self, address: str, connection: Connection) -> None:
+        beat = Heartbeat(
+            client_id=self.client_id,
+            consumer_data_set=[member.data() for member in self._consumers.values()],
+            producer_data_set=[ProducerData(group_name=group) for group in self._producers],
+        )
+        try:
+            answer = await connection.request(
+                Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)), self.request_timeout_s
+            )
+        except TimeoutError:
+            self._note_beat(address, "it does not answer")
+        except ConnectionError as e:
+            self._note_beat(address, str(e))
+        else:
+            self._note_beat(address, "" if answer.code == ResponseCode.SUCCESS else f"{answer.code} {answer.remark}")
+
+    def _note_beat(self, address: str, failure: str) -> None:
+        if failure and address not in self._unheard:
+            self._unheard.add(address)
+            log.warning("broker %s does not hear this client: %s", address, failure)
+        elif not failure and address in self._unheard:
+            self._unheard.discard(address)
+            log.info("broker %s hears this client again", address)
+
+    async def _unregister(self, header: UnregisterClient) -> None:
+        fields = encode_header(header)
+
+        async def tell(connection: Connection) -> None:
+            try:
+                await connection.request(Frame(RequestCode.UNREGISTER_CLIENT, dict(fields)), self.request_timeout_s)
+            except OSError as e:
+                log.debug("%r was not told that a group was left: %s", connection, e)
+
+        await asyncio.gather(*(tell(connection) for connection in list(self._open.values()) if connection.is_open))
+
+    async def _refresh_routes(self) -> None:
+        await self.routes.refresh()
+        known = {address for brokers in self.routes.brokers.values() for address in brokers.values()}
+        for address in [address for address in self._open if address not in known]:
+            self._open.pop(address).close()  # no route leads there any more
+        self._unheard &= known
+
+    # What brokers ask of this client.
+
+    def _members_changed(self, request: Frame, _: Connection) -> None:
+        member = self._consumers.get(decode_header(NotifyConsumerIdsChanged, request).consumer_group)
+        if member is not None:
+            member.rebalance_soon()
+
+    def _reset_offsets(self, request: Frame, _: Connection) -> None:
+        header = decode_header(ResetOffset, request)
+        member = self._consumers.get(header.group)
+        if member is not None and request.body:
+            member.reset_offsets(header.topic, decode_body(ResetOffsets, request.body).offset_table)
+
+    def _tell_positions(self, request: Frame, _: Connection) -> Frame:
+        header = decode_header(GetConsumerStatus, request)
+        table = self._member(header.group).positions(header.topic)
+        return request.reply(body=encode_body(ConsumerStatus(message_queue_table=table)))
+
+    def _tell_running_info(self, request: Frame, _: Connection) -> Frame:
+        member = self._member(decode_header(GetConsumerRunningInfo, request).consumer_group)
+        return request.reply(body=fastjson.dumps(member.running_info()))
+
+    async def _consume_directly(self, request: Frame, _: Connection) -> Frame:
+        header = decode_header(ConsumeMessageDirectlyResult, request)
+        member = self._member(header.consumer_group)
+        message = Message.from_record(decode_record(request.body), header.broker_name or "")
+        return request.reply(body=fastjson.dumps(await member.consume_directly(message)))
+
+    def _member(self, group: str) -> ConsumerMember:
+        member = self._consumers.get(group)
+        if member is None:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer")
+        return member
+
+
+async def _every(interval_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs `action` again and again; what it raises is logged and does not end the series."""
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await action()
+        except Exception:
+            log.exception("a task that runs every %g s failed", interval_s)
