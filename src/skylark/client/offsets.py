@@ -1,0 +1,205 @@
+"""How far a group got in each queue: kept in memory, and stored where the other members or the next start find it.
+
+A group whose members share the messages (clustering) stores its offsets at the brokers. A group whose members all get
+every message (broadcasting) stores those of each member in a file of its own, the one that Apache's client would use:
+
+    <home>/.rocketmq_offsets/<client id>/<group>/offsets.json     and the state before it in offsets.json.bak
+    {"offsetTable": {{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}: 42}}
+
+An offset is that of the next message to consume. `update` only ever moves it forward, unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from skylark.client.errors import BrokerError, RocketMQError
+from skylark.client.session import Session
+from skylark.wire import fastjson
+from skylark.wire.bodies import MessageQueue
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset, encode_header
+
+log = logging.getLogger(__name__)
+
+UNKNOWN: Final = -1
+DIRECTORY_NAME: Final = ".rocketmq_offsets"
+
+
+class Offsets(Protocol):
+    """What consumers need of an offset store; there are two."""
+
+    async def fetch(self, queue: MessageQueue) -> int:
+        """The stored offset, UNKNOWN when there is none. Raises RocketMQError when the store can't be asked."""
+
+    def known(self, queue: MessageQueue) -> int:
+        """The offset in memory, UNKNOWN when there is none."""
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
+        """Remembers an offset; `persist` stores it."""
+
+    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+        """Stores what changed of these queues. What fails is logged and tried again by the next call."""
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Drops the offset from memory: the queue has another owner now."""
+
+    def table(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        """The offsets in memory."""
+
+
+class _Memory:
+    """The offsets that are known, and which of them are not stored yet."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[MessageQueue, int] = {}
+        self._dirty: set[MessageQueue] = set()
+
+    def known(self, queue: MessageQueue) -> int:
+        return self._offsets.get(queue, UNKNOWN)
+
+    def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
+        if increase_only and offset <= self._offsets.get(queue, UNKNOWN):
+            return
+        self._offsets[queue] = offset
+        self._dirty.add(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+        self._dirty.discard(queue)
+
+    def table(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        return {queue: offset for queue, offset in self._offsets.items() if topic in (None, queue.topic)}
+
+
+class RemoteOffsets(_Memory):
+    """Offsets at the broker that holds the queue: for clustering."""
+
+    def __init__(self, session: Session, group: str, timeout_s: float = 3.0) -> None:
+        super().__init__()
+        self._session = session
+        self._group = group
+        self._timeout_s = timeout_s
+        self._failing: set[str] = set()
+
+    async def fetch(self, queue: MessageQueue) -> int:
+        request = Frame(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            encode_header(QueryConsumerOffset(self._group, queue.topic, queue.queue_id)),
+        )
+        answer = await self._session.ask_broker(queue.broker_name, request, self._timeout_s)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return UNKNOWN
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, queue.broker_name)
+        return int(answer.fields["offset"])
+
+    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+        dirty = [queue for queue in queues if queue in self._dirty]
+        if dirty:
+            await asyncio.gather(*(self._store(queue) for queue in dirty))
+
+    async def _store(self, queue: MessageQueue) -> None:
+        offset = self._offsets[queue]
+        self._dirty.discard(queue)
+        header = UpdateConsumerOffset(self._group, queue.topic, queue.queue_id, offset)
+        request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
+        broker = queue.broker_name
+        try:
+            answer = await self._session.ask_broker(broker, request, self._timeout_s)
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, answer.remark, broker)
+        except RocketMQError as e:
+            if queue in self._offsets:
+                self._dirty.add(queue)
+            if broker not in self._failing:
+                self._failing.add(broker)
+                log.warning("group %s: offsets can't be committed to %s: %s", self._group, broker, e)
+        else:
+            if broker in self._failing:
+                self._failing.discard(broker)
+                log.info("group %s: offsets are committed to %s again", self._group, broker)
+
+
+class OffsetFile(msgspec.Struct, rename="camel"):
+    """The content of `offsets.json`."""
+
+    offset_table: dict[MessageQueue, int] = {}
+
+
+class LocalOffsets(_Memory):
+    """Offsets in a file of this member: for broadcasting.
+
+    Writing replaces the file in one step, so a crash leaves either the old or the new one.
+    """
+
+    def __init__(self, client_id: str, group: str, directory: Path | None = None) -> None:
+        super().__init__()
+        self.path = (directory or default_directory()) / client_id / group / "offsets.json"
+        self._writing = asyncio.Lock()
+
+    def load(self) -> None:
+        """Reads the file, or the copy before it if the file is empty or damaged."""
+        stored = self._read()
+        self._offsets = dict(stored.offset_table)
+        self._dirty.clear()
+
+    async def fetch(self, queue: MessageQueue) -> int:
+        stored = await asyncio.to_thread(self._read)
+        return stored.offset_table.get(queue, UNKNOWN)
+
+    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+        wanted = list(queues)
+        async with self._writing:
+            changed = {queue: self._offsets[queue] for queue in wanted if queue in self._dirty}
+            if not changed:
+                return
+            self._dirty -= changed.keys()
+            try:
+                await asyncio.to_thread(self._merge, changed)
+            except OSError as e:
+                self._dirty |= changed.keys() & self._offsets.keys()
+                log.warning("offsets can't be written to %s: %s", self.path, e)
+
+    def _read(self) -> OffsetFile:
+        for path in (self.path, _copy_of(self.path)):
+            try:
+                data = path.read_bytes()
+                if data:
+                    return fastjson.decode(data, OffsetFile)
+            except FileNotFoundError:
+                continue
+            except (OSError, fastjson.BadJson) as e:
+                log.warning("%s can't be read: %s", path, e)
+        return OffsetFile()
+
+    def _merge(self, changed: dict[MessageQueue, int]) -> None:
+        # Read again, as a topic that is not subscribed to any more keeps its place in the file.
+        stored = self._read()
+        content = fastjson.dumps(OffsetFile(offset_table=stored.offset_table | changed), pretty=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            _replace(_copy_of(self.path), self.path.read_bytes())
+        _replace(self.path, content)
+
+
+def default_directory() -> Path:
+    """Where Apache's client keeps its files: in the user's home."""
+    return Path.home() / DIRECTORY_NAME
+
+
+def _copy_of(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    written = path.with_name(path.name + ".tmp")
+    written.write_bytes(content)
+    written.replace(path)

@@ -1,0 +1,127 @@
+"""Offsets of a broadcasting member, in Apache's file, and of a group, at its brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from skylark.client.offsets import UNKNOWN, LocalOffsets, default_directory
+from skylark.wire.bodies import MessageQueue
+
+FIRST = MessageQueue("broker-a", 0, "t")
+SECOND = MessageQueue("broker-a", 1, "t")
+
+# Written by Apache's client 5.5.0.
+APACHE_FILE = """{
+	"offsetTable":{
+		{
+			"brokerName":"broker-a",
+			"queueId":1,
+			"topic":"t"
+		}:77,
+		{
+			"brokerName":"broker-a",
+			"queueId":0,
+			"topic":"t"
+		}:5
+	}
+}"""
+
+
+def local(directory: Path) -> LocalOffsets:
+    return LocalOffsets("10.0.0.1@7#8", "group", directory)
+
+
+def test_the_file_lies_where_apaches_client_looks() -> None:
+    offsets = LocalOffsets("10.0.0.1@7#8", "group")
+    assert offsets.path == default_directory() / "10.0.0.1@7#8" / "group" / "offsets.json"
+    assert default_directory() == Path.home() / ".rocketmq_offsets"
+
+
+def test_it_is_written_byte_by_byte_as_apache_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        offsets.update(SECOND, 77)
+        offsets.update(FIRST, 5)
+        await offsets.persist([SECOND, FIRST])
+        assert offsets.path.read_text() == APACHE_FILE
+        assert await local(tmp_path).fetch(FIRST) == 5
+
+    asyncio.run(scenario())
+
+
+def test_apaches_file_is_read(tmp_path: Path) -> None:
+    offsets = local(tmp_path)
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.write_text(APACHE_FILE)
+    offsets.load()
+    assert offsets.table() == {FIRST: 5, SECOND: 77}
+    assert offsets.table("other") == {}
+
+
+def test_what_is_not_persisted_keeps_its_place_in_the_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        offsets.update(FIRST, 1)
+        offsets.update(SECOND, 2)
+        await offsets.persist([FIRST, SECOND])
+        again = local(tmp_path)
+        again.update(FIRST, 9)
+        await again.persist([FIRST])
+        assert await again.fetch(SECOND) == 2
+        assert await again.fetch(FIRST) == 9
+        assert await again.fetch(MessageQueue("broker-b", 0, "t")) == UNKNOWN
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"offsetTable":[]}', "\x00\x01"])
+def test_a_damaged_file_gives_way_to_the_copy_before_it(tmp_path: Path, damage: str) -> None:
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        for offset in (1, 2):
+            offsets.update(FIRST, offset)
+            await offsets.persist([FIRST])
+        offsets.path.write_text(damage)
+        fresh = local(tmp_path)
+        fresh.load()
+        assert fresh.known(FIRST) == 1
+        fresh.update(FIRST, 3)
+        await fresh.persist([FIRST])
+        assert await fresh.fetch(FIRST) == 3
+
+    asyncio.run(scenario())
+
+
+def test_without_any_file_nothing_is_known(tmp_path: Path) -> None:
+    offsets = local(tmp_path)
+    offsets.load()
+    assert offsets.known(FIRST) == UNKNOWN
+    assert asyncio.run(offsets.fetch(FIRST)) == UNKNOWN
+
+
+def test_offsets_move_forward_only_unless_told_otherwise(tmp_path: Path) -> None:
+    offsets = local(tmp_path)
+    offsets.update(FIRST, 5)
+    offsets.update(FIRST, 3)
+    assert offsets.known(FIRST) == 5
+    offsets.update(FIRST, 3, increase_only=False)
+    assert offsets.known(FIRST) == 3
+    offsets.forget(FIRST)
+    assert offsets.known(FIRST) == UNKNOWN
+
+
+def test_a_directory_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        offsets.path.parent.parent.mkdir(parents=True)
+        offsets.path.parent.write_text("in the way")
+        offsets.update(FIRST, 5)
+        await offsets.persist([FIRST])
+        offsets.path.parent.unlink()
+        await offsets.persist([FIRST])
+        assert await offsets.fetch(FIRST) == 5
+
+    asyncio.run(scenario())
