@@ -1,0 +1,355 @@
+"""Pulling one queue: what was pulled and is not consumed yet, one pull, and the loop of pulls.
+
+The buffer of a queue holds messages by their queue offset, in rising order, until they are finished. What may be
+committed is the lowest offset that is not finished: whatever lies before it is done for good.
+
+The loop holds back while the buffer is full (1,000 messages, 100 MiB, or 2,000 between the lowest and the highest
+offset) and asks again at once otherwise; the broker answers an empty queue only when a message comes, or after 15 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final, Protocol
+
+import msgspec
+
+from skylark.client.errors import BrokerError, NotReachable, RocketMQError, UnreadableMessage
+from skylark.client.message import Message
+from skylark.client.session import Session
+from skylark.client.subscriptions import wants
+from skylark.wire.bodies import MessageQueue, Subscription
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import PullMessage, encode_header
+from skylark.wire.message import SYS_COMPRESSED, BadRecord, decode_records
+from skylark.wire.routes import MASTER_ID
+
+log = logging.getLogger(__name__)
+
+SUSPEND_MS: Final = 15_000
+SUSPENDED_TIMEOUT_S: Final = 30.0
+FULL_WAIT_S: Final = 0.05
+ERROR_WAIT_S: Final = 3.0
+FLOW_CONTROL_WAIT_S: Final = 0.02
+_FIRST_ERROR_WAIT_S: Final = 0.1
+
+_COMMIT_OFFSET: Final = 1
+_MAY_SUSPEND: Final = 2
+_BRINGS_SUBSCRIPTION: Final = 4
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of one queue may wait to be consumed."""
+
+    messages: int = 1000
+    size_bytes: int = 100 * 1024 * 1024
+    span: int = 2000
+
+
+class Buffer:
+    """The messages of one queue that were pulled and are not finished."""
+
+    __slots__ = ("_held", "_order", "last_offset", "size_bytes")
+
+    def __init__(self) -> None:
+        self._held: dict[int, Message] = {}
+        self._order: deque[int] = deque()  # offsets, rising; those that are not held any more are finished
+        self.size_bytes = 0
+        self.last_offset = -1
+        """The highest offset that was ever put in."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._held
+
+    @property
+    def first_offset(self) -> int:
+        """The lowest offset that is not finished, -1 when there is none."""
+        order = self._order
+        while order and order[0] not in self._held:
+            order.popleft()
+        return order[0] if order else -1
+
+    @property
+    def span(self) -> int:
+        """The distance between the lowest offset that is not finished and the highest that was pulled."""
+        first = self.first_offset
+        return 0 if first < 0 else self.last_offset - first
+
+    def put(self, messages: Iterable[Message]) -> list[Message]:
+        """Adds messages; those that are new come back. An offset that was there before is passed over."""
+        added = []
+        for message in messages:
+            offset = message.queue_offset
+            if offset <= self.last_offset:
+                continue
+            self._held[offset] = message
+            self._order.append(offset)
+            self.last_offset = offset
+            self.size_bytes += len(message.body)
+            added.append(message)
+        return added
+
+    def first(self, count: int) -> list[Message]:
+        """The lowest messages that are not finished, in order."""
+        if self.first_offset < 0:
+            return []
+        found: list[Message] = []
+        for offset in self._order:
+            message = self._held.get(offset)
+            if message is not None:
+                found.append(message)
+                if len(found) == count:
+                    break
+        return found
+
+    def finish(self, messages: Iterable[Message]) -> int:
+        """Lets messages go; the offset that may be committed now, -1 as long as nothing was ever put in."""
+        for message in messages:
+            held = self._held.pop(message.queue_offset, None)
+            if held is not None:
+                self.size_bytes -= len(held.body)
+        first = self.first_offset
+        return first if first >= 0 else self.last_offset + 1 if self.last_offset >= 0 else -1
+
+    def is_full(self, limits: Limits) -> bool:
+        return len(self._held) > limits.messages or self.size_bytes > limits.size_bytes or self.span > limits.span
+
+
+class PullStatus(Enum):
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+_STATUSES: Final[dict[int, PullStatus]] = {
+    ResponseCode.SUCCESS: PullStatus.FOUND,
+    ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
+    ResponseCode.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MESSAGE,
+    ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
+}
+
+
+class Pulled(msgspec.Struct):
+    """What a pull brought."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker_id: int = MASTER_ID
+    messages: list[Message] = []
+    unreadable: dict[int, str] = {}
+    """queue offset -> why the body of that message, which is among the others, can't be inflated"""
+
+
+async def pull(
+    session: Session,
+    group: str,
+    queue: MessageQueue,
+    subscription: Subscription,
+    offset: int,
+    *,
+    max_messages: int = 32,
+    commit_offset: int = -1,
+    suspend_ms: int = 0,
+    brings_subscription: bool = False,
+    broker_id: int = MASTER_ID,
+    timeout_s: float = SUSPENDED_TIMEOUT_S,
+) -> Pulled:
+    """One pull. Raises BrokerError, NotReachable or RequestTimeout.
+
+    A `commit_offset` above zero is committed on the way, though not by a slave. The messages are those of the
+    subscription's tags; where several tags share a hash code, the others are taken out here.
+    """
+    master = broker_id == MASTER_ID
+    sys_flag = (
+        (_COMMIT_OFFSET if commit_offset > 0 and master else 0)
+        | (_MAY_SUSPEND if suspend_ms else 0)
+        | (_BRINGS_SUBSCRIPTION if brings_subscription else 0)
+    )
+    header = PullMessage(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=max_messages,
+        sys_flag=sys_flag,
+        commit_offset=max(commit_offset, 0),
+        suspend_timeout_millis=suspend_ms,
+        sub_version=subscription.sub_version,
+        subscription=subscription.sub_string if brings_subscription else None,
+        expression_type=subscription.expression_type,
+    )
+    request = Frame(RequestCode.PULL_MESSAGE, encode_header(header))
+    answer = await session.ask_broker(queue.broker_name, request, timeout_s, broker_id=broker_id)
+    return read_answer(answer, queue, subscription)
+
+
+def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription) -> Pulled:
+    """The messages and offsets in the answer to a pull. Raises BrokerError."""
+    status = _STATUSES.get(answer.code)
+    if status is None:
+        raise BrokerError(answer.code, answer.remark, queue.broker_name)
+    fields = answer.fields
+    pulled = Pulled(
+        status,
+        int(fields.get("nextBeginOffset", 0)),
+        int(fields.get("minOffset", 0)),
+        int(fields.get("maxOffset", 0)),
+        int(fields.get("suggestWhichBrokerId", MASTER_ID)),
+        [],
+        {},
+    )
+    if status is PullStatus.FOUND:
+        try:
+            _read_messages(pulled, answer, queue, subscription)
+        except BadRecord as e:
+            raise BrokerError(answer.code, f"the messages can't be read: {e}", queue.broker_name) from e
+    return pulled
+
+
+def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription) -> None:
+    delta = int(answer.fields.get("offsetDelta", 0))
+    for record in decode_records(answer.body):
+        if not wants(subscription, record.tags):
+            continue
+        record.queue_offset += delta
+        try:
+            message = Message.from_record(record, queue.broker_name)
+        except UnreadableMessage as e:
+            pulled.unreadable[record.queue_offset] = str(e)
+            record.sys_flag &= ~SYS_COMPRESSED
+            message = Message.from_record(record, queue.broker_name)
+        pulled.messages.append(message)
+
+
+class Sink(Protocol):
+    """Where a pull loop gets what it needs, and takes what it found. The methods must not block."""
+
+    def subscription(self) -> Subscription | None:
+        """What to ask for; None when the topic is not subscribed to any more."""
+
+    def commit_offset(self) -> int:
+        """What may be committed on the way, -1 for nothing."""
+
+    def found(self, pulled: Pulled) -> None:
+        """Messages came."""
+
+    def nothing_until(self, next_offset: int) -> None:
+        """There is nothing for us up to that offset."""
+
+    def moved(self, next_offset: int) -> None:
+        """The offset asked for does not exist: the loop ends, go on from `next_offset` with another."""
+
+
+class PullLoop:
+    """Pulls one queue until it is cancelled."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        queue: MessageQueue,
+        buffer: Buffer,
+        sink: Sink,
+        *,
+        limits: Limits,
+        max_messages: int,
+        running: asyncio.Event,
+        interval_s: float = 0.0,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._queue = queue
+        self._buffer = buffer
+        self._sink = sink
+        self._limits = limits
+        self._max_messages = max_messages
+        self._running = running
+        self._interval_s = interval_s
+        self._now_ms = now_ms
+        self._broker_id = MASTER_ID
+        self._failures = 0
+        self.room = asyncio.Event()
+        """Set whenever messages are finished: a full buffer may have room again."""
+        self.last_pull_ms = now_ms()
+
+    async def run(self, offset: int) -> None:
+        """Goes on from `offset`."""
+        while True:
+            await self._running.wait()
+            await self._wait_for_room()
+            try:
+                pulled = await self._pull(offset)
+            except RocketMQError as e:
+                await self._back_off(e)
+                continue
+            self._note_success()
+            self._broker_id = pulled.suggested_broker_id
+            if pulled.status is PullStatus.OFFSET_ILLEGAL:
+                log.warning("%s asked for offset %d of %s, and is sent to %d", self._group, offset, self._queue,
+                            pulled.next_offset)  # fmt: skip
+                self._sink.moved(pulled.next_offset)
+                return
+            offset = pulled.next_offset
+            if pulled.messages:
+                self._sink.found(pulled)
+            else:
+                self._sink.nothing_until(offset)
+            if self._interval_s:
+                await asyncio.sleep(self._interval_s)
+
+    async def _pull(self, offset: int) -> Pulled:
+        subscription = self._sink.subscription()
+        if subscription is None:
+            raise NotReachable(f"topic {self._queue.topic} is not subscribed to")
+        self.last_pull_ms = self._now_ms()
+        return await pull(
+            self._session,
+            self._group,
+            self._queue,
+            subscription,
+            offset,
+            max_messages=self._max_messages,
+            commit_offset=self._sink.commit_offset(),
+            suspend_ms=SUSPEND_MS,
+            broker_id=self._broker_id,
+        )
+
+    async def _wait_for_room(self) -> None:
+        while self._buffer.is_full(self._limits):
+            self.room.clear()
+            try:
+                async with asyncio.timeout(FULL_WAIT_S):
+                    await self.room.wait()
+            except TimeoutError:
+                continue
+
+    async def _back_off(self, error: RocketMQError) -> None:
+        self._failures += 1
+        self._broker_id = MASTER_ID
+        if self._failures == 1:
+            log.warning("%s can't pull %s and goes on trying: %s", self._group, self._queue, error)
+        if isinstance(error, BrokerError):
+            if error.code == ResponseCode.FLOW_CONTROL:
+                await asyncio.sleep(FLOW_CONTROL_WAIT_S)
+                return
+            if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
+                # The broker has not heard of this member yet, or forgot it.
+                await self._session.heartbeat()
+        await asyncio.sleep(min(_FIRST_ERROR_WAIT_S * 2 ** min(self._failures - 1, 10), ERROR_WAIT_S))
+
+    def _note_success(self) -> None:
+        if self._failures:
+            self._failures = 0
+            log.info("%s pulls %s again", self._group, self._queue)
