@@ -155,7 +155,8 @@ class Session:
 
     def _open(self, op: str, arguments: dict[str, Any]) -> str:
         name = self.driver.name(op)
-        self.driver.call(op, **{"namesrv": self.namesrv, "name": name, **arguments})
+        self.driver.deliveries(name)  # there before the first one comes
+        self.driver.call(op, namesrv=self.namesrv, name=name, **arguments)
         self._stops[name] = f"{op}.stop"
         return name
 
@@ -164,11 +165,7 @@ class Session:
 
     def consumer(self, group: str, topic: str, **options: Any) -> PushConsumer:
         """A push consumer, started. Options: mode, model, expression, from_, fail, delayLevel, maxReconsumeTimes…"""
-        name = self.driver.name("consumer")
-        self.driver.deliveries(name)
-        self._open("consumer", {"name": name, "group": group, "topic": topic, **options})
-        self._stops[name] = "consumer.stop"
-        return PushConsumer(self, name, topic)
+        return PushConsumer(self, self._open("consumer", {"group": group, "topic": topic, **options}), topic)
 
     def puller(self, group: str) -> Client:
         return Client(self, self._open("puller", {"group": group}))
@@ -179,8 +176,11 @@ class Session:
     def stop(self, name: str) -> None:
         self.driver.call(self._stops.pop(name), name=name)
 
-    def close(self) -> None:
-        # Apache's client takes seconds to shut down; other tests use other groups and need not wait for it.
+    def close(self, *, wait: bool = False) -> None:
+        """Shut all clients down; Apache's takes seconds for it, so only who needs it waits."""
+        if wait:
+            for name in list(self._stops):
+                self.stop(name)
         for name, op in self._stops.items():
             self.driver.tell(op, name=name)
         self._stops.clear()

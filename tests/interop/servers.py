@@ -55,13 +55,17 @@ def free_port() -> int:
             return port
 
 
+def free_addresses() -> tuple[str, str]:
+    return f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without what would send Apache's parts to another server."""
     return {key: value for key, value in os.environ.items() if key not in {"NAMESRV_ADDR", "ROCKETMQ_HOME"}}
 
 
-def request(address: str, code: int, fields: dict[str, str]) -> dict[str, Any]:
-    """Ask a server one question on a connection of its own; the answer's header."""
+def request(address: str, code: int, fields: dict[str, str]) -> tuple[dict[str, Any], bytes]:
+    """Ask a server one question on a connection of its own; the answer's header and body."""
     header = {"code": code, "language": "JAVA", "version": 0, "opaque": 0, "flag": 0, "extFields": fields}
     text = json.dumps(header).encode()
     host, _, port = address.rpartition(":")
@@ -69,8 +73,9 @@ def request(address: str, code: int, fields: dict[str, str]) -> dict[str, Any]:
         connection.sendall(struct.pack(">ii", 4 + len(text), len(text)) + text)
         with connection.makefile("rb") as answer:
             size, header_size = struct.unpack(">iI", answer.read(8))
-            parsed: dict[str, Any] = json.loads(answer.read(size - 4)[: header_size & 0xFFFFFF])
-    return parsed
+            header_size &= 0xFFFFFF  # the top byte tells the encoding, JSON like the question's
+            parsed: dict[str, Any] = json.loads(answer.read(header_size))
+            return parsed, answer.read(size - 4 - header_size)
 
 
 class Process:
@@ -141,17 +146,19 @@ class Process:
 class Server(ABC):
     """A name server and a broker over one store directory.
 
-    `start` after `stop` or `kill` opens the same store again, on the same addresses.
+    `start` after `stop` or `kill` opens the same store again, on the same addresses. A server made with the store and
+    the addresses of another takes its place: message ids contain the broker's address.
     """
 
     cluster = "DefaultCluster"
-    broker_name: str
     namesrv_addr: str
     broker_addr: str
 
-    def __init__(self, directory: Path, store: Path | None = None) -> None:
+    def __init__(self, directory: Path, replaces: Server | None = None) -> None:
         self.directory = directory
-        self.store = store if store is not None else directory / "store"
+        self.store = replaces.store if replaces is not None else directory / "store"
+        addresses = (replaces.namesrv_addr, replaces.broker_addr) if replaces is not None else free_addresses()
+        self.namesrv_addr, self.broker_addr = addresses
         directory.mkdir(parents=True, exist_ok=True)
         self.store.mkdir(parents=True, exist_ok=True)
 
@@ -174,12 +181,8 @@ class Server(ABC):
 
 
 class SkylarkServer(Server):
-    broker_name = ""  # told by the route; tests ask the broker, not this class
-
-    def __init__(self, directory: Path, store: Path | None = None) -> None:
-        super().__init__(directory, store)
-        self.namesrv_addr = "127.0.0.1:0"
-        self.broker_addr = "127.0.0.1:0"
+    def __init__(self, directory: Path, replaces: Server | None = None) -> None:
+        super().__init__(directory, replaces)
         self._process: Process | None = None
 
     def start(self) -> None:
@@ -211,20 +214,15 @@ class SkylarkServer(Server):
 
 
 class ApacheServer(Server):
-    broker_name = "broker-a"
-
-    def __init__(self, directory: Path, store: Path | None = None, **broker_settings: str) -> None:
-        super().__init__(directory, store)
-        namesrv_port, broker_port, ha_port = free_port(), free_port(), free_port()
-        self.namesrv_addr = f"127.0.0.1:{namesrv_port}"
-        self.broker_addr = f"127.0.0.1:{broker_port}"
+    def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
+        super().__init__(directory, replaces)
         self._settings = {
             "brokerClusterName": self.cluster,
-            "brokerName": self.broker_name,
+            "brokerName": "broker-a",
             "brokerId": "0",
             "brokerIP1": "127.0.0.1",
-            "listenPort": str(broker_port),
-            "haListenPort": str(ha_port),
+            "listenPort": self.broker_addr.rpartition(":")[2],
+            "haListenPort": str(free_port()),
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": str(self.store),
             "storePathCommitLog": str(self.store / "commitlog"),
@@ -255,7 +253,7 @@ class ApacheServer(Server):
     def _wait_registered(self) -> None:
         """The broker tells that it is up a moment before the name server knows its topics."""
         deadline = time.monotonic() + START_DEADLINE_S
-        while request(self.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})["code"] != 0:
+        while request(self.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})[0]["code"] != 0:
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.broker_addr} did not register with {self.namesrv_addr}")
             time.sleep(POLL_S)
