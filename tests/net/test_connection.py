@@ -123,7 +123,8 @@ def test_a_request_gets_its_own_response() -> None:
     async def run() -> None:
         connection, transport = connected({})
         asked = [asyncio.create_task(connection.request(Frame(code), 60.0)) for code in (7, 8)]
-        await asyncio.sleep(0)  # the turn in which both are sent
+        await transport.wrote.wait()
+        assert transport.writes == 1, "requests of one turn leave together"
         first, second = transport.frames()
         assert first.opaque != second.opaque
         connection.data_received(encode_frame(second.reply(body=b"8")) + encode_frame(first.reply(body=b"7")))
@@ -176,8 +177,38 @@ def test_a_notification_is_a_oneway_request() -> None:
     async def run() -> None:
         connection, transport = connected({})
         connection.notify(Frame(40))
+        await transport.wrote.wait()
         (frame,) = transport.frames()
         assert frame.is_oneway
         assert not frame.is_response
+
+    asyncio.run(run())
+
+
+def test_a_dialled_connection_is_read_from_while_its_peer_does_not_read() -> None:
+    async def run() -> None:
+        connection, transport = Connection({}, dialled=True), FakeTransport()
+        connection.connection_made(cast(asyncio.Transport, transport))
+        connection.pause_writing()
+        assert transport.reading
+        writer = asyncio.create_task(connection.writable())
+        await asyncio.sleep(0)
+        assert not writer.done()
+        connection.resume_writing()
+        await writer
+
+    asyncio.run(run())
+
+
+def test_a_forgotten_request_is_not_settled() -> None:
+    async def run() -> None:
+        connection, transport = connected({})
+        settled: list[Frame | ConnectionError] = []
+        kept = connection.begin(Frame(7), settled.append)
+        forgotten = connection.begin(Frame(8), settled.append)
+        connection.forget(forgotten)
+        await transport.wrote.wait()
+        connection.data_received(b"".join(encode_frame(frame.reply()) for frame in transport.frames()))
+        assert [frame.opaque for frame in settled if isinstance(frame, Frame)] == [kept]
 
     asyncio.run(run())

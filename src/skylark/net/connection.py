@@ -4,7 +4,9 @@ A handler takes a request and the connection it came on. It returns the response
 an awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for
 is cancelled when the connection closes.
 
-Back-pressure: a peer that does not read its answers, or that has too many requests waiting, is not read from.
+Back-pressure: a peer that does not read its answers, or that has too many requests waiting, is not read from. A
+connection that was dialled is always read from: what comes there are answers, and if both ends waited for the other to
+read first, neither would. Whoever sends much on it waits until it is `writable`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ _WRITE_BYTES: Final = 1 << 20
 
 Handler = Callable[[Frame, "Connection"], "Frame | Awaitable[Frame | None] | None"]
 Handlers = Mapping[int, Handler]
+Settle = Callable[["Frame | ConnectionError"], None]
+"""Takes the response to a request, or the error that there will be none. It must not raise."""
 
 
 class RequestFailed(Exception):
@@ -47,12 +51,17 @@ class Connection(asyncio.Protocol):
         opened: Callable[[Connection], None] | None = None,
         closed: Callable[[Connection], None] | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        *,
+        dialled: bool = False,
     ) -> None:
         self._handlers = handlers
+        self._dialled = dialled
         self._opened = opened
         self._closed = closed
         self._decoder = FrameDecoder(max_frame_bytes)
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._pending: dict[int, Settle] = {}
+        self._outbox: list[bytes] = []  # requests of this turn of the loop, which leave in one write
+        self._writers: list[asyncio.Future[None]] = []  # who waits until the connection takes more
         self._waiting: set[asyncio.Task[None]] = set()
         self._next_opaque = 0
         self._write_blocked = False
@@ -91,10 +100,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(ConnectionError(f"the connection to {self!r} closed"))
-        self._pending.clear()
+        pending, self._pending = self._pending, {}
+        for settle in pending.values():
+            settle(ConnectionError(f"the connection to {self!r} closed"))
+        self._outbox.clear()
+        self._wake_writers()
         for task in self._waiting:
             task.cancel()
         if self._closed is not None:
@@ -106,6 +116,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_blocked = False
+        self._wake_writers()
         if self._backlog:
             frames, self._backlog = self._backlog, []
             self._work(frames)
@@ -119,6 +130,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes after what was written has left."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -136,21 +148,47 @@ class Connection(asyncio.Protocol):
         """Sends a one-way request."""
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
-        self.send(request)
+        self._post(request)
+
+    def begin(self, request: Frame, settle: Settle) -> int:
+        """Sends a request and returns at once with its opaque. `settle` is called with the response, once, unless the
+        request is forgotten before. Raises ConnectionError."""
+        if self._transport is None:
+            raise ConnectionError(f"the connection to {self!r} is closed")
+        opaque = request.opaque = self._take_opaque()
+        self._pending[opaque] = settle
+        self._post(request)
+        return opaque
+
+    def forget(self, opaque: int) -> None:
+        """Nobody waits for that response any more."""
+        self._pending.pop(opaque, None)
 
     async def request(self, request: Frame, timeout_s: float) -> Frame:
         """Sends a request and waits for its response. Raises ConnectionError or TimeoutError."""
-        if self._transport is None:
-            raise ConnectionError(f"the connection to {self!r} is closed")
-        request.opaque = self._take_opaque()
         future: asyncio.Future[Frame] = self._loop.create_future()
-        self._pending[request.opaque] = future
-        self.send(request)
+
+        def settle(answer: Frame | ConnectionError) -> None:
+            if future.done():
+                return
+            if type(answer) is Frame:
+                future.set_result(answer)
+            else:
+                future.set_exception(cast(ConnectionError, answer))
+
+        opaque = self.begin(request, settle)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
         finally:
-            self._pending.pop(request.opaque, None)
+            self._pending.pop(opaque, None)
+
+    async def writable(self) -> None:
+        """Returns when the peer has read enough of what was written, or the connection is closed."""
+        while self._write_blocked and self._transport is not None:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._writers.append(waiter)
+            await waiter
 
     async def drained(self) -> None:
         """Returns when no request waits for its handler any more."""
@@ -183,14 +221,29 @@ class Connection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         out.clear()
 
+    def _post(self, request: Frame) -> None:
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(encode_frame(request))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            self._write(self._outbox)
+
+    def _wake_writers(self) -> None:
+        writers, self._writers = self._writers, []
+        for waiter in writers:
+            if not waiter.done():
+                waiter.set_result(None)
+
     def _take_opaque(self) -> int:
         self._next_opaque = (self._next_opaque + 1) & _MAX_OPAQUE
         return self._next_opaque
 
     def _settle(self, response: Frame) -> None:
-        future = self._pending.get(response.opaque)
-        if future is not None and not future.done():
-            future.set_result(response)
+        settle = self._pending.pop(response.opaque, None)
+        if settle is not None:
+            settle(response)
 
     def _handle(self, request: Frame) -> bytes | None:
         """The answer, if there is one at once."""
@@ -239,7 +292,7 @@ class Connection(asyncio.Protocol):
         """Reads from the peer exactly while it reads its answers and has room for another waiting request."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._write_blocked or len(self._waiting) >= MAX_WAITING_REQUESTS:
+        if (self._write_blocked and not self._dialled) or len(self._waiting) >= MAX_WAITING_REQUESTS:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

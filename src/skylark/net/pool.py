@@ -60,7 +60,9 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: Connection(self._handlers), host, port)
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._handlers, dialled=True), host, port
+                )
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
         except OSError as e:
