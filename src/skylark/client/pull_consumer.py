@@ -1,0 +1,193 @@
+"""A consumer that reads where you tell it to: you name queue and offset, nothing is remembered unless you commit it.
+
+    async with PullConsumer("localhost:9876", group="audit") as consumer:
+        for queue in await consumer.queues("orders"):
+            pulled = await consumer.pull(queue, await consumer.min_offset(queue))
+
+It is not a member of its group: it takes no part in sharing queues and does not disturb those that do. The group is the
+name under which offsets are committed and by which the broker permits reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, Self
+
+import msgspec
+
+from skylark.client.errors import BrokerError, ClientClosed, NotReachable
+from skylark.client.message import MessageQueue
+from skylark.client.pulling import Pulled, PullStatus, pull
+from skylark.client.session import Session
+from skylark.client.subscriptions import ALL, build_subscription
+from skylark.wire.bodies import Subscription
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import (
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumerOffset,
+    SearchOffset,
+    UpdateConsumerOffset,
+    encode_header,
+)
+from skylark.wire.routes import MASTER_ID
+
+__all__ = ["PullConsumer", "PullStatus", "Pulled"]
+
+MAX_PULL: Final = 1024
+
+
+def time_ms(when: datetime | int) -> int:
+    """Milliseconds since 1970 of a point in time, which may be given as such."""
+    return when if isinstance(when, int) else round(when.timestamp() * 1000)
+
+
+class PullConsumer:
+    """Reads messages by queue and offset."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] = "localhost:9876",
+        *,
+        group: str = "PULL_CONSUMER",
+        session: Session | None = None,
+        request_timeout_s: float = 3.0,
+    ) -> None:
+        self.group = group
+        self._session = session or Session(name_servers, request_timeout_s=request_timeout_s)
+        self._timeout_s = request_timeout_s
+        self._started = False
+        self._suggested: dict[MessageQueue, int] = {}  # which broker of the name to read from; bounded by the queues
+
+    async def start(self) -> None:
+        if not self._started:
+            await self._session.acquire()
+            self._started = True
+
+    async def close(self) -> None:
+        if self._started:
+            self._started = False
+            await self._session.release()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that can be read, by broker and number. Raises RouteNotFound."""
+        self._check_started()
+        return list((await self._session.routes.get(topic)).read_queues)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        tag: str = ALL,
+        sql: str | None = None,
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Pulled:
+        """Up to `max_count` messages from `offset` on; the broker may give fewer. Go on at `next_offset`.
+
+        With `wait_s` the broker waits that long for a message when there is none. `timeout_s` bounds the rest.
+        Messages whose body can't be inflated have it as it was sent, and are named in `unreadable`.
+        """
+        subscription = build_subscription(queue.topic, tag=tag, sql=sql, version=0)
+        return await self.pull_for(subscription, queue, offset, max_count, wait_s=wait_s, timeout_s=timeout_s)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that is still there."""
+        header = GetMinOffset(queue.topic, queue.queue_id)
+        return await self._offset(RequestCode.GET_MIN_OFFSET, queue, header)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will have."""
+        header = GetMaxOffset(queue.topic, queue.queue_id)
+        return await self._offset(RequestCode.GET_MAX_OFFSET, queue, header)
+
+    async def offset_for_time(self, queue: MessageQueue, when: datetime | int) -> int:
+        """The offset of the first message stored at `when` or later; a number is milliseconds since 1970."""
+        header = SearchOffset(queue.topic, queue.queue_id, time_ms(when))
+        return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group committed, or None when it never did."""
+        header = QueryConsumerOffset(self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
+        answer = await self._ask(queue, Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header)))
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return int(_checked(answer, queue).fields["offset"])
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Makes `offset`, that of the next message to read, the group's place in the queue."""
+        header = UpdateConsumerOffset(self.group, queue.topic, queue.queue_id, offset)
+        request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
+        _checked(await self._ask(queue, request), queue)
+
+    async def pull_for(
+        self,
+        subscription: Subscription,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int,
+        *,
+        wait_s: float,
+        timeout_s: float | None,
+    ) -> Pulled:
+        """`pull` with the tags or the expression of a subscription."""
+        if not 0 < max_count <= MAX_PULL:
+            raise ValueError(f"a pull takes 1 to {MAX_PULL} messages, not {max_count}")
+        if offset < 0:
+            raise ValueError(f"an offset is 0 or more, not {offset}")
+        await self._check_route(queue)
+        try:
+            pulled = await pull(
+                self._session,
+                self.group,
+                queue,
+                subscription,
+                offset,
+                max_messages=max_count,
+                suspend_ms=round(wait_s * 1000),
+                brings_subscription=True,
+                broker_id=self._suggested.get(queue, MASTER_ID),
+                timeout_s=wait_s + (self._timeout_s if timeout_s is None else timeout_s),
+            )
+        except NotReachable:
+            self._suggested.pop(queue, None)  # a slave that is gone must not keep us from the master
+            raise
+        if pulled.suggested_broker_id == MASTER_ID:
+            self._suggested.pop(queue, None)
+        else:
+            self._suggested[queue] = pulled.suggested_broker_id
+        return pulled
+
+    async def _offset(self, code: int, queue: MessageQueue, header: msgspec.Struct) -> int:
+        answer = await self._ask(queue, Frame(code, encode_header(header)))
+        return int(_checked(answer, queue).fields["offset"])
+
+    async def _ask(self, queue: MessageQueue, request: Frame) -> Frame:
+        await self._check_route(queue)
+        return await self._session.ask_broker(queue.broker_name, request, self._timeout_s)
+
+    async def _check_route(self, queue: MessageQueue) -> None:
+        self._check_started()
+        if queue.broker_name not in self._session.routes.brokers:
+            await self._session.routes.get(queue.topic, refresh=True)
+
+    def _check_started(self) -> None:
+        if not self._started:
+            raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
+
+
+def _checked(answer: Frame, queue: MessageQueue) -> Frame:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark, queue.broker_name)
+    return answer
