@@ -59,12 +59,16 @@ def test_leaving_by_an_error_commits_only_what_was_done() -> None:
     async def main() -> None:
         async with orders() as (session, cluster, (queue,)):
             await send(session, queue, b"a", b"b", b"c")
-            with pytest.raises(ZeroDivisionError):
+
+            async def fail_at_b() -> None:
                 async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
                     await consumer.assign([queue])
                     async for message in consumer:
                         if message.body == b"b":
                             raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await fail_at_b()
             async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
                 assert await consumer.committed(queue) == 1
                 await consumer.assign([queue])

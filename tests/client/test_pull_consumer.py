@@ -18,29 +18,35 @@ from skylark.wire.message import SYS_COMPRESSED
 
 def test_unreadable_messages_are_named() -> None:
     async def main() -> None:
-        async with LocalCluster(topics={"orders": 1}) as cluster, Session(cluster.name_servers) as session:
-            async with PullConsumer(group="audit", session=session) as consumer:
-                (queue,) = await consumer.queues("orders")
-                await send(session, queue, b"fine")
-                await send(session, queue, b"not zlib", sys_flag=SYS_COMPRESSED)
-                pulled = await consumer.pull(queue, 0)
-                assert [message.body for message in pulled.messages] == [b"fine", b"not zlib"]
-                assert list(pulled.unreadable) == [1]
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Session(cluster.name_servers) as session,
+            PullConsumer(group="audit", session=session) as consumer,
+        ):
+            (queue,) = await consumer.queues("orders")
+            await send(session, queue, b"fine")
+            await send(session, queue, b"not zlib", sys_flag=SYS_COMPRESSED)
+            pulled = await consumer.pull(queue, 0)
+            assert [message.body for message in pulled.messages] == [b"fine", b"not zlib"]
+            assert list(pulled.unreadable) == [1]
 
     asyncio.run(main())
 
 
 def test_a_wait_ends_when_a_message_comes() -> None:
     async def main() -> None:
-        async with LocalCluster(topics={"orders": 1}) as cluster, Session(cluster.name_servers) as session:
-            async with PullConsumer(group="audit", session=session) as consumer:
-                (queue,) = await consumer.queues("orders")
-                waiting = asyncio.create_task(consumer.pull(queue, 0, wait_s=60))
-                while (await consumer.pull(queue, 0)).status is not PullStatus.NO_NEW_MESSAGE:
-                    pass
-                assert not waiting.done()
-                await send(session, queue, b"at last")
-                assert [message.body for message in (await waiting).messages] == [b"at last"]
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Session(cluster.name_servers) as session,
+            PullConsumer(group="audit", session=session) as consumer,
+        ):
+            (queue,) = await consumer.queues("orders")
+            waiting = asyncio.create_task(consumer.pull(queue, 0, wait_s=60))
+            while (await consumer.pull(queue, 0)).status is not PullStatus.NO_NEW_MESSAGE:
+                pass
+            assert not waiting.done()
+            await send(session, queue, b"at last")
+            assert [message.body for message in (await waiting).messages] == [b"at last"]
 
     asyncio.run(main())
 
