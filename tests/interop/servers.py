@@ -181,16 +181,19 @@ class Server(ABC):
 
 
 class SkylarkServer(Server):
-    def __init__(self, directory: Path, replaces: Server | None = None) -> None:
+    def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
         super().__init__(directory, replaces)
+        self._settings = broker_settings
         self._process: Process | None = None
 
     def start(self) -> None:
         command = Path(sys.executable).with_name("skylark")
         ports = [address.rpartition(":")[2] for address in (self.namesrv_addr, self.broker_addr)]
+        conf = self.directory / "broker.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))
         self._process = Process(
             [
-                *(str(command), "up", "--host", "127.0.0.1", "--store", str(self.store)),
+                *(str(command), "up", "--host", "127.0.0.1", "--store", str(self.store), "-c", str(conf)),
                 *("--namesrv-port", ports[0], "--broker-port", ports[1]),
             ],
             log=self.directory / "skylark.log",
@@ -214,6 +217,9 @@ class SkylarkServer(Server):
 
 
 class ApacheServer(Server):
+    # Small and soon up, for tests; a measurement sets what the server needs to be quick.
+    java_options: Sequence[str] = ("-Xms128m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
     def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
         super().__init__(directory, replaces)
         self._settings = {
@@ -244,9 +250,9 @@ class ApacheServer(Server):
         )
         broker_conf.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))
         if self._namesrv is None or not self._namesrv.running:
-            self._namesrv = self._java("namesrv", "namesrv.NamesrvStartup", namesrv_conf, "128m")
+            self._namesrv = self._java("namesrv", "namesrv.NamesrvStartup", namesrv_conf)
             self._namesrv.wait_ready()
-        self._broker = self._java("broker", "broker.BrokerStartup", broker_conf, "768m")
+        self._broker = self._java("broker", "broker.BrokerStartup", broker_conf)
         self._broker.wait_ready()
         self._wait_registered()
 
@@ -258,10 +264,10 @@ class ApacheServer(Server):
                 raise ServerError(f"{self.broker_addr} did not register with {self.namesrv_addr}")
             time.sleep(POLL_S)
 
-    def _java(self, name: str, main: str, conf: Path, heap: str) -> Process:
+    def _java(self, name: str, main: str, conf: Path) -> Process:
         return Process(
             [
-                *("java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *JAVA_OPENS),
+                *("java", *self.java_options, *JAVA_OPENS),
                 *(f"-Drocketmq.home.dir={self.directory}", f"-Duser.home={self.directory}"),
                 *("-cp", f"{CACHE / APACHE_VERSION}/*", f"org.apache.rocketmq.{main}", "-c", str(conf)),
             ],
