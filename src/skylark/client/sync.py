@@ -1,0 +1,207 @@
+"""The client for code that blocks: the same classes, with the same names, parameters and errors, without `await`.
+
+    from skylark.client.sync import Producer
+
+    with Producer("localhost:9876", group="orders") as producer:
+        receipt = producer.send("orders", b"hello", tag="new", key="42")
+
+Nothing is done twice here: every twin owns one of the asyncio objects and runs its methods on an event loop in a
+background thread, one for the whole process, started when it is first needed. Twins may be used from many threads.
+A twin belongs to the process that made it: a child after a fork gets `ForkedProcess` and makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from skylark.client import lite_pull_consumer, pull_consumer
+from skylark.client.errors import ForkedProcess
+from skylark.client.message import Message
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+__all__ = ["LitePullConsumer", "PullConsumer"]
+
+
+class _Background:
+    """An event loop in a daemon thread, for everything that blocks in this process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="skylark-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Runs `work` on the loop and waits for it. A Ctrl-C while waiting cancels it."""
+        if self.pid != os.getpid():
+            raise ForkedProcess(
+                f"this client was made by process {self.pid} and is used by {os.getpid()}, forked from it; "
+                f"make a client of its own in the child, after the fork"
+            )
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking client can't be used in a callback or hook of itself: it would wait forever")
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # does nothing to one that is done
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()  # there is none for this platform
+    return uvloop.new_event_loop()
+
+
+_starting = threading.Lock()
+_shared: _Background | None = None
+
+
+def _background() -> _Background:
+    global _shared
+    with _starting:
+        if _shared is None or _shared.pid != os.getpid():
+            _shared = _Background()
+        return _shared
+
+
+# A lock that another thread held at the time of a fork would stay locked in the child.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _starting._at_fork_reinit())  # type: ignore[attr-defined]
+
+
+class _Twin:
+    """A blocking client: the asyncio one, and the loop that it lives on."""
+
+    _inner: Any
+    _background: _Background
+
+    def __enter__(self) -> Self:
+        self._background.run(self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._background.run(lambda: self._inner.__aexit__(*error))
+
+
+def _made_like(kind: Callable[_P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Gives a twin the constructor of its asyncio class."""
+
+    def decorate(_: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        def make(self: _Twin, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            async def build() -> Any:
+                return kind(*args, **kwargs)
+
+            self._background = _background()
+            self._inner = self._background.run(build)
+
+        functools.update_wrapper(make, _constructor(kind))
+        return make
+
+    return decorate
+
+
+def _constructor(kind: Any) -> Any:
+    return kind.__init__
+
+
+class _Method(Generic[_P, _T]):
+    """A method of the asyncio class, that runs on its loop while the caller waits."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        assert name == self._method.__name__, f"{owner.__name__}.{name} is the twin of {self._method.__name__}"
+
+    @overload
+    def __get__(self, twin: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, twin: _Twin, owner: type) -> Callable[_P, _T]: ...
+
+    def __get__(self, twin: _Twin | None, owner: type) -> Self | Callable[_P, _T]:
+        return self if twin is None else functools.partial(self, twin)
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async def call() -> Any:
+            result = self._method(twin._inner, *args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        result: _T = twin._background.run(call)
+        return result
+
+
+def _waits(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _Method[_P, _T]:
+    """The twin of a coroutine method."""
+    return _Method(method)
+
+
+def _calls(method: Callable[Concatenate[Any, _P], _T]) -> _Method[_P, _T]:
+    """The twin of a plain method: the loop's state is only touched on the loop's thread."""
+    return _Method(method)
+
+
+class PullConsumer(_Twin):
+    """Reads messages by queue and offset; see `skylark.client.pull_consumer`."""
+
+    @_made_like(pull_consumer.PullConsumer)
+    def __init__(self) -> None: ...
+
+    start = _waits(pull_consumer.PullConsumer.start)
+    close = _waits(pull_consumer.PullConsumer.close)
+    queues = _waits(pull_consumer.PullConsumer.queues)
+    pull = _waits(pull_consumer.PullConsumer.pull)
+    min_offset = _waits(pull_consumer.PullConsumer.min_offset)
+    max_offset = _waits(pull_consumer.PullConsumer.max_offset)
+    offset_for_time = _waits(pull_consumer.PullConsumer.offset_for_time)
+    committed = _waits(pull_consumer.PullConsumer.committed)
+    commit = _waits(pull_consumer.PullConsumer.commit)
+
+
+class LitePullConsumer(_Twin):
+    """Messages on request, `for message in consumer`; see `skylark.client.lite_pull_consumer`."""
+
+    @_made_like(lite_pull_consumer.LitePullConsumer)
+    def __init__(self) -> None: ...
+
+    start = _waits(lite_pull_consumer.LitePullConsumer.start)
+    close = _waits(lite_pull_consumer.LitePullConsumer.close)
+    subscribe = _waits(lite_pull_consumer.LitePullConsumer.subscribe)
+    unsubscribe = _waits(lite_pull_consumer.LitePullConsumer.unsubscribe)
+    assign = _waits(lite_pull_consumer.LitePullConsumer.assign)
+    assignment = _calls(lite_pull_consumer.LitePullConsumer.assignment)
+    queues = _waits(lite_pull_consumer.LitePullConsumer.queues)
+    poll = _waits(lite_pull_consumer.LitePullConsumer.poll)
+    seek = _waits(lite_pull_consumer.LitePullConsumer.seek)
+    seek_to_begin = _waits(lite_pull_consumer.LitePullConsumer.seek_to_begin)
+    seek_to_end = _waits(lite_pull_consumer.LitePullConsumer.seek_to_end)
+    position = _calls(lite_pull_consumer.LitePullConsumer.position)
+    min_offset = _waits(lite_pull_consumer.LitePullConsumer.min_offset)
+    max_offset = _waits(lite_pull_consumer.LitePullConsumer.max_offset)
+    offset_for_time = _waits(lite_pull_consumer.LitePullConsumer.offset_for_time)
+    committed = _waits(lite_pull_consumer.LitePullConsumer.committed)
+    commit = _waits(lite_pull_consumer.LitePullConsumer.commit)
+    pause = _calls(lite_pull_consumer.LitePullConsumer.pause)
+    resume = _calls(lite_pull_consumer.LitePullConsumer.resume)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            message: Message = self._background.run(self._inner.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        return message

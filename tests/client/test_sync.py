@@ -1,0 +1,160 @@
+"""The blocking twins: the same names and parameters as the asyncio classes, one thread, errors, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from client.plain import send
+from skylark.client import lite_pull_consumer, pull_consumer, sync
+from skylark.client.errors import ClientClosed, ForkedProcess, RouteNotFound
+from skylark.client.message import MessageQueue
+from skylark.client.session import ConsumerMember, Session
+from skylark.testing import LocalCluster
+
+TWINS = {
+    sync.PullConsumer: pull_consumer.PullConsumer,
+    sync.LitePullConsumer: lite_pull_consumer.LitePullConsumer,
+}
+# What consumers offer to their session and to each other, and nobody calls by hand.
+INNER = {name for name in vars(ConsumerMember) if not name.startswith("_")} | {"pull_for"}
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for parent in reversed(kind.__mro__)
+        for name, value in vars(parent).items()
+        if not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize(("twin", "original"), TWINS.items(), ids=lambda kind: kind.__module__ + kind.__name__)
+def test_twins_have_the_same_names_and_parameters(twin: type, original: type) -> None:
+    wanted = {name: value for name, value in public(original).items() if name not in INNER}
+    assert public(twin).keys() == wanted.keys()
+    assert inspect.signature(twin) == inspect.signature(original)
+    for name, value in wanted.items():
+        if callable(value):
+            blocking = getattr(twin, name)
+            assert list(inspect.signature(blocking).parameters) == list(inspect.signature(value).parameters), name
+            assert blocking.__doc__ == value.__doc__
+    assert twin.__name__ == original.__name__
+
+
+def fill(cluster: LocalCluster, queue: MessageQueue, *bodies: bytes) -> None:
+    async def main() -> None:
+        async with Session(cluster.name_servers) as session:
+            await session.routes.get(queue.topic)
+            await send(session, queue, *bodies)
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def cluster(skylark_cluster: LocalCluster) -> LocalCluster:
+    skylark_cluster.run(lambda: skylark_cluster.create_topic("orders", 2))
+    return skylark_cluster
+
+
+def test_pull(cluster: LocalCluster) -> None:
+    with sync.PullConsumer(cluster.name_servers, group="audit") as consumer:
+        queue, _ = consumer.queues("orders")
+        fill(cluster, queue, b"a", b"b")
+        assert [message.body for message in consumer.pull(queue, 0).messages] == [b"a", b"b"]
+        assert consumer.committed(queue) is None
+        consumer.commit(queue, 1)
+        assert (consumer.committed(queue), consumer.min_offset(queue), consumer.max_offset(queue)) == (1, 0, 2)
+
+
+def test_lite_pull_and_a_for_loop(cluster: LocalCluster) -> None:
+    with sync.LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
+        consumer.subscribe("orders")
+        queue, other = consumer.assignment()
+        fill(cluster, queue, b"a", b"b")
+        got = []
+        for message in consumer:
+            got.append(message.body)
+            if len(got) == 2:
+                break
+        assert got == [b"a", b"b"]
+        consumer.pause([other])
+        consumer.resume([other])
+        consumer.seek_to_begin(queue)
+        assert consumer.poll(20, 1)[0].body == b"a"
+        assert consumer.position(queue) == 1
+
+
+def test_closing_ends_a_loop_in_another_thread(cluster: LocalCluster) -> None:
+    consumer = sync.LitePullConsumer(cluster.name_servers, group="g")
+    consumer.start()
+    consumer.subscribe("orders")
+    ended = threading.Event()
+
+    def read() -> None:
+        for _ in consumer:
+            pass
+        ended.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    queue = consumer.assignment()[0]
+    fill(cluster, queue, b"one")
+    while consumer.position(queue) != 1:
+        pass
+    consumer.close()
+    assert ended.wait(20)
+    thread.join()
+
+
+def test_errors_are_the_same() -> None:
+    consumer = sync.PullConsumer("127.0.0.1:1")
+    with pytest.raises(ClientClosed):
+        consumer.queues("orders")
+    with pytest.raises(ValueError, match="host:port"):
+        sync.PullConsumer("nowhere")
+
+
+def test_errors_reach_the_caller(cluster: LocalCluster) -> None:
+    with sync.PullConsumer(cluster.name_servers) as consumer, pytest.raises(RouteNotFound):
+        consumer.queues("absent")
+
+
+def test_one_thread_serves_all(cluster: LocalCluster) -> None:
+    with sync.PullConsumer(cluster.name_servers), sync.PullConsumer(cluster.name_servers):
+        assert [thread.name for thread in threading.enumerate()].count("skylark-client") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_told_and_can_have_its_own(cluster: LocalCluster) -> None:
+    with sync.PullConsumer(cluster.name_servers) as consumer:
+        queues = consumer.queues("orders")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                try:
+                    consumer.queues("orders")
+                except ForkedProcess:
+                    with sync.PullConsumer(cluster.name_servers) as own:
+                        status = 0 if own.queues("orders") == queues else 2
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_hook_can_not_wait_for_its_own_loop() -> None:
+    consumer = sync.PullConsumer("127.0.0.1:1")
+
+    async def nested() -> None:
+        consumer.close()
+
+    with pytest.raises(RuntimeError, match="wait forever"):
+        consumer._background.run(nested)
