@@ -97,13 +97,13 @@ def _module(codec: Codec) -> Any:
     if codec is Codec.ZLIB:
         return zlib
     if codec is Codec.LZ4:
-        import lz4.frame  # type: ignore[import-not-found, unused-ignore]
+        import lz4.frame  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         return lz4.frame
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
-        from backports import zstd  # type: ignore[import-not-found, unused-ignore]
+        from backports import zstd  # type: ignore[import-not-found, import-untyped, unused-ignore]
     return zstd
 
 

@@ -6,6 +6,11 @@ knows nothing of RocketMQ can still tell a mistake of its own from a network tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skylark.client.message import Receipt
+
 
 class RocketMQError(Exception):
     """The base of every error that the client raises."""
@@ -42,6 +47,15 @@ class RequestTimeout(RocketMQError, TimeoutError):
 
 class NotReachable(RocketMQError, ConnectionError):
     """No connection to the server, or it broke before the answer came."""
+
+
+class BatchInterrupted(RocketMQError):
+    """A batch took several requests, and not all of them went well. `receipts` has the messages that are stored."""
+
+    def __init__(self, receipts: list[Receipt], total: int, cause: RocketMQError) -> None:
+        super().__init__(f"{len(receipts)} of {total} messages are stored, then: {cause}")
+        self.receipts = receipts
+        self.total = total
 
 
 class ClientClosed(RocketMQError):

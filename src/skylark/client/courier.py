@@ -1,0 +1,397 @@
+"""Carries a producer's messages to brokers: chooses queues, retries elsewhere, and sees that every call ends in time.
+
+On the way of a message there is no task and no timer of its own: answers are settled by the connection's reader, and
+one timer stands for the earliest deadline of all. Only a message that needs a route, a connection or another attempt
+goes the long way, by a coroutine.
+
+A message takes a slot when it departs and gives it back when its future is done, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+
+from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
+from skylark.client.faults import Faults
+from skylark.client.message import MessageQueue, Receipt, SendStatus
+from skylark.client.routes import MAX_TOPICS, TopicRoute
+from skylark.client.sending import SendContext, SendHook, Sending, Slots, now_ms
+from skylark.client.session import Session
+from skylark.net.connection import Connection
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.message import PROPERTY_MSG_REGION, encode_properties
+from skylark.wire.routes import MASTER_ID
+
+log = logging.getLogger(__name__)
+
+_STATUSES: Final = {
+    int(ResponseCode.SUCCESS): SendStatus.OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+# Where there is no other broker, a little time may help: a broker restarts, or gets out of breath.
+_BACKOFF_S: Final = 0.1
+
+
+class Courier:
+    """What a producer sends with. Its parameters are those of the producer."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        *,
+        retry_codes: frozenset[int],
+        retry_not_stored: bool,
+        attempt_timeout_s: float | None,
+        faults: Faults | None,
+        slots: Slots,
+        default_topic: str,
+        default_topic_queues: int,
+        hooks: Sequence[SendHook],
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._retry_codes = retry_codes
+        self._retry_not_stored = retry_not_stored
+        self._attempt_timeout_s = attempt_timeout_s
+        self._faults = faults
+        self._slots = slots
+        self._default_topic = default_topic
+        self._default_topic_queues = default_topic_queues
+        self._hooks = hooks
+        self._turns: dict[str, int] = {}  # topic -> the turn of the next queue
+        self._flying: set[Sending] = set()  # requests that wait for their answer
+        self._tasks: set[asyncio.Task[None]] = set()  # retries and refreshes
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """After the last message has ended."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def depart(self, sending: Sending) -> None:
+        """Takes a slot and puts the message on its way; from here on, the future tells how it ends."""
+        self._slots.take(sending.size_bytes)
+        sending.future = self._loop.create_future()
+        route = self._session.routes.known_for_send(sending.topic)
+        if route is not None and route.write_queues:
+            queue = sending.queue if sending.queue is not None else self._choose(route, None)
+            addresses = route.brokers.get(queue.broker_name)
+            if addresses and MASTER_ID in addresses:
+                connection = self._session.ready_connection(addresses[MASTER_ID])
+                if connection is not None:
+                    sending.queue = queue
+                    self._fly(sending, connection)
+                    return
+        try:
+            await self._travel(sending)
+        except asyncio.CancelledError:
+            self._finish(sending, None, None)
+            raise
+
+    async def _travel(self, sending: Sending, error: RocketMQError | None = None) -> None:
+        """The long way: with a route to ask for, a connection to make, or an attempt that failed before."""
+        while True:
+            try:
+                async with asyncio.timeout_at(sending.deadline_s):
+                    if error is not None:
+                        await self._recover(sending, error)
+                    connection = await self.find_way(sending)
+                self._fly(sending, connection)
+                return
+            except (TimeoutError, ConnectionError) as e:
+                error = _as_ours(e, sending)
+                if self._faults is not None and sending.queue is not None:
+                    self._faults.failed(sending.queue.broker_name, self._loop.time() * 1000)
+                self.after(sending, None, error)
+                if not self._may_retry(sending):
+                    self._finish(sending, None, error)
+                    return
+            except RocketMQError as e:
+                self._finish(sending, None, e)
+                return
+
+    async def find_way(self, sending: Sending) -> Connection:
+        """Settles the queue of the next attempt, and brings the connection to its broker."""
+        route = await self.route(sending.topic)
+        queue = sending.queue
+        if not sending.is_bound:
+            queue = sending.queue = self._choose(route, sending.tried[-1] if sending.tried else None)
+        assert queue is not None
+        sending.tried.append(queue.broker_name)
+        address = self._session.broker_address(queue.broker_name)
+        connection = self._session.ready_connection(address)
+        if connection is None:
+            remaining_s = sending.deadline_s - self._loop.time()
+            if self._attempt_timeout_s is not None and sending.attempts_left:
+                remaining_s = min(remaining_s, self._attempt_timeout_s)
+            connection = await self._session.connect(address, remaining_s)
+        return connection
+
+    def _fly(self, sending: Sending, connection: Connection) -> None:
+        now_s = self._loop.time()
+        sending.started_s = now_s
+        until_s = sending.deadline_s
+        if self._attempt_timeout_s is not None and sending.attempts_left:
+            until_s = min(until_s, now_s + self._attempt_timeout_s)
+        sending.until_s = until_s
+        sending.connection = connection
+        sending.opaque = connection.begin(self.request(sending), partial(self._settled, sending))
+        self._flying.add(sending)
+        if self._timer is None or until_s < self._timer.when():
+            self._set_timer(until_s)
+
+    def request(self, sending: Sending) -> Frame:
+        """What goes over the wire, after the hooks have seen it."""
+        queue = sending.queue
+        assert queue is not None
+        if self._hooks:
+            self._before(sending, queue)
+        fields = {
+            "a": self._group,
+            "b": sending.topic,
+            "c": self._default_topic,
+            "d": str(self._default_topic_queues),
+            "e": str(queue.queue_id),
+            "f": str(sending.sys_flag),
+            "g": str(now_ms()),
+            "h": str(sending.flag),
+            "i": encode_properties(sending.properties).decode(),
+            "j": "0",
+            "k": "false",
+        }
+        if sending.batch_ids is None:
+            return Frame(RequestCode.SEND_MESSAGE_V2, fields, sending.body)
+        fields["m"] = "true"
+        return Frame(RequestCode.SEND_BATCH_MESSAGE, fields, sending.body)
+
+    def _settled(self, sending: Sending, answer: Frame | ConnectionError) -> None:
+        """The answer to an attempt is there, or the connection is gone."""
+        self._flying.discard(sending)
+        queue = sending.queue
+        assert queue is not None
+        if type(answer) is Frame:
+            status = _STATUSES.get(answer.code)
+            if self._faults is not None:
+                now_s = self._loop.time()
+                self._faults.answered(queue.broker_name, (now_s - sending.started_s) * 1000, now_s * 1000)
+            if status is not None:
+                try:
+                    receipt = _read_receipt(answer, status, sending, queue)
+                except (KeyError, ValueError) as e:
+                    error = BrokerError(answer.code, f"the answer to a send can't be read: {e!r}", queue.broker_name)
+                    self._failed(sending, error, can_retry=False)
+                    return
+                self.after(sending, receipt, None)
+                if status is not SendStatus.OK and self._retry_not_stored and self._may_retry(sending):
+                    self._retry(sending, NotReachable(f"{queue.broker_name} did not store it safely: {status}"))
+                else:
+                    self._finish(sending, receipt, None)
+                return
+            self._failed(
+                sending,
+                BrokerError(answer.code, answer.remark, queue.broker_name),
+                can_retry=answer.code in self._retry_codes,
+            )
+        else:
+            self._failed(sending, NotReachable(str(answer)), can_retry=True)
+
+    def _failed(self, sending: Sending, error: RocketMQError, *, can_retry: bool) -> None:
+        assert sending.queue is not None
+        if self._faults is not None:
+            self._faults.failed(sending.queue.broker_name, self._loop.time() * 1000)
+        self.after(sending, None, error)
+        if can_retry and self._may_retry(sending):
+            self._retry(sending, error)
+        else:
+            self._finish(sending, None, error)
+
+    def _may_retry(self, sending: Sending) -> bool:
+        if sending.attempts_left <= 0 or sending.future.done() or self._loop.time() >= sending.deadline_s:
+            return False
+        sending.attempts_left -= 1
+        return True
+
+    def _retry(self, sending: Sending, error: RocketMQError) -> None:
+        assert sending.queue is not None
+        if not sending.tried:
+            sending.tried.append(sending.queue.broker_name)
+        self._spawn(self._travel(sending, error))
+
+    async def _recover(self, sending: Sending, error: RocketMQError) -> None:
+        """Before another attempt: asks for the route anew. At the same broker again, only after a pause."""
+        route = self._session.routes.known_for_send(sending.topic)
+        failed = sending.tried[-1] if sending.tried else None
+        refresh = self._loop.create_task(self._refresh(sending.topic))
+        self._keep(refresh)
+        if route is None or all(queue.broker_name == failed for queue in route.write_queues):
+            await asyncio.shield(refresh)
+            await asyncio.sleep(_BACKOFF_S * len(sending.tried))
+        log.debug("message %s goes to another broker: %s", sending.msg_id, error)
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self.route(topic, refresh=True)
+        except RocketMQError as e:
+            log.debug("the route of topic %s can't be refreshed: %s", topic, e)
+
+    async def route(self, topic: str, *, refresh: bool = False) -> TopicRoute:
+        """A route with at least one queue to write to. Raises RouteNotFound."""
+        route = await self._session.routes.get_for_send(
+            topic,
+            refresh=refresh,
+            default_topic=self._default_topic,
+            default_queues=self._default_topic_queues,
+        )
+        if not route.write_queues:
+            raise RouteNotFound(f"topic {topic!r} has no queue that can be written to; see its permission")
+        return route
+
+    def _choose(self, route: TopicRoute, failed: str | None) -> MessageQueue:
+        """The next queue in turn, at a broker that did not just fail and is not known to be slow, if there is one."""
+        queues = route.write_queues
+        count = len(queues)
+        turn = self._turns.get(route.topic, -1)
+        if turn < 0:
+            if len(self._turns) >= MAX_TOPICS:
+                self._turns.clear()
+            turn = random.randrange(1 << 16)
+        self._turns[route.topic] = turn + 1
+        chosen = queues[turn % count]
+        if self._faults is None and chosen.broker_name != failed:
+            return chosen
+        in_turn = [queues[(turn + step) % count] for step in range(count)]
+        others = [queue for queue in in_turn if queue.broker_name != failed]
+        if self._faults is not None:
+            now_ms = self._loop.time() * 1000
+            quick = [queue for queue in others if self._faults.is_available(queue.broker_name, now_ms)]
+            others = quick or others
+        return others[0] if others else chosen
+
+    # How it ends.
+
+    def _finish(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: RocketMQError | None) -> None:
+        self._slots.give_back(sending.size_bytes)
+        if sending.future.done():
+            return  # whoever waited has given up
+        if error is not None:
+            if len(sending.tried) > 1:
+                error.add_note(f"tried {len(sending.tried)} times, at {', '.join(sending.tried)}")
+            sending.future.set_exception(error)
+        elif receipt is None:
+            sending.future.cancel()
+        else:
+            sending.future.set_result(receipt)
+
+    def _set_timer(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._expire)
+
+    def _expire(self) -> None:
+        """Ends the attempts whose time is over, and looks when the next one's is."""
+        self._timer = None
+        now_s = self._loop.time()
+        for sending in [sending for sending in self._flying if sending.until_s <= now_s]:
+            self._flying.discard(sending)
+            assert sending.connection is not None
+            assert sending.queue is not None
+            sending.connection.forget(sending.opaque)
+            waited_s = now_s - sending.started_s
+            error = RequestTimeout(f"no answer from {sending.queue.broker_name} within {waited_s:.3g} s")
+            self._failed(sending, error, can_retry=True)
+        if self._flying and self._timer is None:
+            self._set_timer(min(sending.until_s for sending in self._flying))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._keep(self._loop.create_task(work))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Hooks.
+
+    def _before(self, sending: Sending, queue: MessageQueue) -> None:
+        sending.context = SendContext(
+            group=self._group,
+            topic=sending.topic,
+            body=sending.body,
+            properties=sending.properties,
+            msg_id=sending.msg_id,
+            queue=queue,
+            attempt=max(len(sending.tried), 1),
+        )
+        for hook in self._hooks:
+            try:
+                hook.before_send(sending.context)
+            except Exception:
+                log.exception("%r failed before a send", hook)
+
+    def after(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: RocketMQError | None) -> None:
+        context, sending.context = sending.context, None
+        if context is None:
+            return
+        context.receipts = receipt if isinstance(receipt, list) else [receipt] if receipt is not None else []
+        context.error = error
+        for hook in self._hooks:
+            try:
+                hook.after_send(context)
+            except Exception:
+                log.exception("%r failed after a send", hook)
+
+
+def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: MessageQueue) -> Receipt | list[Receipt]:
+    fields = answer.fields
+    queue_id = int(fields["queueId"])
+    if queue_id != queue.queue_id:
+        queue = MessageQueue(queue.broker_name, queue_id, queue.topic)
+    offset = int(fields["queueOffset"])
+    transaction_id = fields.get("transactionId")
+    region = fields.get(PROPERTY_MSG_REGION)
+    if sending.batch_ids is None:
+        return Receipt(
+            status=status,
+            msg_id=sending.msg_id,
+            offset_msg_id=fields.get("msgId", ""),
+            queue=queue,
+            queue_offset=offset,
+            transaction_id=transaction_id,
+            region=region,
+        )
+    offset_ids = fields.get("msgId", "").split(",")
+    return [
+        Receipt(
+            status=status,
+            msg_id=msg_id,
+            offset_msg_id=offset_ids[index] if index < len(offset_ids) else "",
+            queue=queue,
+            queue_offset=offset + index,
+            transaction_id=transaction_id,
+            region=region,
+        )
+        for index, msg_id in enumerate(sending.batch_ids)
+    ]
+
+
+def as_timeout(sending: Sending) -> RequestTimeout:
+    at = f" at {sending.tried[-1]}" if sending.tried else ""
+    return RequestTimeout(f"message {sending.msg_id} was not sent{at} before its time was over")
+
+
+def _as_ours(error: OSError, sending: Sending) -> RocketMQError:
+    if isinstance(error, RocketMQError):
+        return error
+    return as_timeout(sending) if isinstance(error, TimeoutError) else NotReachable(str(error))

@@ -1,0 +1,442 @@
+"""Sends messages.
+
+    async with Producer("localhost:9876", group="orders") as producer:
+        receipt = await producer.send("orders", b"hello", tag="new", key="42")
+
+A call ends in a receipt or in an error, within its timeout. A message goes to the next queue of its topic, from a
+random start; when a broker can't be reached or refuses for a reason of its own, it goes to another one, up to `retries`
+times. A message that was bound to a queue is not sent elsewhere.
+
+An error of `RequestTimeout` or `NotReachable` does not say that the message was not stored, and a retry may store it
+twice: consumers tell by `msg_id`, which stays the same.
+
+Many in flight: `send_soon` returns as soon as the message is on its way. What is on its way is bounded by count and by
+bytes; beyond that, every call waits for room. Messages of one queue keep their order if each is awaited before the
+next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Self
+
+from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
+from skylark.client.courier import Courier, as_timeout
+from skylark.client.errors import BatchInterrupted, ClientClosed, InvalidMessage, RequestTimeout, RocketMQError
+from skylark.client.faults import Faults
+from skylark.client.message import MessageQueue, OutgoingMessage, Receipt, build_properties
+from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
+from skylark.client.sending import SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
+from skylark.client.session import Session
+from skylark.client.validation import (
+    MAX_MESSAGE_BYTES,
+    check_body,
+    check_encoded_properties,
+    check_group,
+    check_labels,
+    check_send_topic,
+)
+from skylark.wire.codes import ResponseCode
+from skylark.wire.message import (
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_UNIQUE_KEY,
+    PROPERTY_WAIT_STORE_OK,
+    encode_batch,
+    encode_properties,
+    java_hash,
+)
+
+RETRY_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Answers after which another broker may do better; the same as in Apache's client."""
+
+_DEFLATE_ASIDE_BYTES: Final = 256 * 1024
+
+Select = Callable[[Sequence[MessageQueue], Any], MessageQueue]
+"""Picks a queue of those that a topic has, by the argument of the call."""
+
+
+def select_by_hash(queues: Sequence[MessageQueue], key: Any) -> MessageQueue:
+    """The queue that Apache's SelectMessageQueueByHash picks: messages of one key share a queue."""
+    if isinstance(key, int):
+        value = key
+        if not -(1 << 31) <= key < 1 << 31:
+            bits = key & 0xFFFFFFFFFFFFFFFF
+            value = ((bits ^ bits >> 32) + 0x80000000 & 0xFFFFFFFF) - 0x80000000  # Long.hashCode
+    else:
+        value = java_hash(str(key))
+    return queues[abs(value) % len(queues)]
+
+
+class Producer:
+    """Sends messages to the brokers that the name servers know. See the module for an example."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] = "localhost:9876",
+        group: str = "DEFAULT_PRODUCER",
+        *,
+        session: Session | None = None,
+        timeout_s: float = 3.0,
+        attempt_timeout_s: float | None = None,
+        retries: int = 2,
+        retry_codes: Iterable[int] = RETRY_CODES,
+        retry_not_stored: bool = False,
+        avoid_slow_brokers: bool = False,
+        compression: Codec | str | None = Codec.ZLIB,
+        compress_over_bytes: int = 4096,
+        compression_level: int = DEFAULT_LEVEL,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_in_flight: int = 1024,
+        max_in_flight_bytes: int = 100 * 1024 * 1024,
+        default_topic: str = DEFAULT_TOPIC,
+        default_topic_queues: int = DEFAULT_TOPIC_QUEUES,
+        hooks: Sequence[SendHook] = (),
+    ) -> None:
+        """
+        - `session`: shares the connections of a session; without one, the producer has its own.
+        - `timeout_s`: of a whole call, with its retries; `attempt_timeout_s`: of one attempt while retries are left.
+        - `retry_not_stored`: a message that is stored, but not flushed or replicated in time, goes to another broker.
+        - `avoid_slow_brokers`: latency fault tolerance; see `skylark.client.faults` for its table.
+        - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None.
+        """
+        check_group(group)
+        if max_in_flight < 1 or retries < 0:
+            raise ValueError("max_in_flight must be at least 1 and retries at least 0")
+        self.group = group
+        self.session = session if session is not None else Session(name_servers)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._codec = Codec(compression) if compression is not None else None
+        self._compress_over_bytes = compress_over_bytes if self._codec is not None else max_message_bytes
+        self._compression_level = compression_level
+        self._max_message_bytes = max_message_bytes
+        self._ids = UniqueIds(self.session.client_id.partition("@")[0], os.getpid())
+        self._slots = Slots(max_in_flight, max_in_flight_bytes)
+        self.hooks = list(hooks)
+        self._make_courier = partial(
+            Courier,
+            self.session,
+            group,
+            retry_codes=frozenset(int(code) for code in retry_codes),
+            retry_not_stored=retry_not_stored,
+            attempt_timeout_s=attempt_timeout_s,
+            faults=Faults() if avoid_slow_brokers else None,
+            slots=self._slots,
+            default_topic=default_topic,
+            default_topic_queues=default_topic_queues,
+            hooks=self.hooks,
+        )
+        self._courier: Courier | None = None  # while the producer is open
+        self._clock_s: Callable[[], float]
+        if self._codec is not None:
+            require(self._codec)
+
+    # Life.
+
+    async def start(self) -> None:
+        """Joins the session; `async with` does it."""
+        if self._courier is not None:
+            return
+        await self.session.acquire()
+        self._clock_s = asyncio.get_running_loop().time
+        self._courier = self._make_courier()
+        await self.session.add_producer(self.group)
+
+    async def close(self) -> None:
+        """Takes no more messages, waits for those on their way and leaves the session."""
+        courier, self._courier = self._courier, None
+        if courier is None:
+            return
+        await self._slots.drained()
+        courier.close()
+        await self.session.remove_producer(self.group)
+        await self.session.release()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # Sending.
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        delay_level: int = 0,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        wait_stored: bool = True,
+        compress: bool = True,
+        timeout_s: float | None = None,
+    ) -> Receipt:
+        """Sends one message and waits for its receipt.
+
+        - `key`: one or several, by which the message can be found again.
+        - `delay_level`: the broker delivers it later; 1 is 1 s, 18 is 2 h.
+        - `queue`, `select` with its `arg`, or `ordering_key`: the queue, a function that picks one, or a key whose hash
+          does. Messages of one ordering key keep their order.
+        - `wait_stored`: False lets a broker that flushes or replicates synchronously answer before it did.
+
+        Raises InvalidMessage before anything is sent; BrokerError, NotReachable, RequestTimeout or RouteNotFound after
+        all retries.
+        """
+        courier = self._running_courier()
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored)
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        if not self._slots.has_room(sending.size_bytes):
+            await self._wait_for_slot(sending)
+        await courier.depart(sending)
+        receipt: Receipt = await sending.future
+        return receipt
+
+    async def send_soon(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        delay_level: int = 0,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        wait_stored: bool = True,
+        compress: bool = True,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Returns when the message is on its way, with the future of its receipt. Waits while too much is in flight.
+
+        receipts = [await producer.send_soon("orders", body) for body in bodies]
+        for receipt in asyncio.as_completed(receipts): ...
+        """
+        courier = self._running_courier()
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored)
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        while not self._slots.has_room(sending.size_bytes):
+            await self._slots.wait(sending.size_bytes)
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        await courier.depart(sending)
+        return sending.future
+
+    async def flush(self) -> None:
+        """Returns when everything that was sent so far has its receipt or its error."""
+        await self._slots.drained()
+
+    async def send_oneway(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        delay_level: int = 0,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        compress: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Sends without an answer: fast, and nobody knows whether it arrived. Waits while the broker does not read."""
+        courier = self._running_courier()
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, True)
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        deadline_s = sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                connection = await courier.find_way(sending)
+                connection.notify(courier.request(sending))
+                courier.after(sending, None, None)
+                await connection.writable()
+        except TimeoutError:
+            raise as_timeout(sending) from None
+
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Iterable[bytes | OutgoingMessage],
+        *,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Receipt]:
+        """Sends many messages of one topic in as few requests as the size limit allows, one request after the other.
+
+        Raises BatchInterrupted, which has the receipts so far, when a later request fails; the timeout is that of one.
+        """
+        courier = self._running_courier()
+        check_send_topic(topic)
+        if topic.startswith("%RETRY%"):
+            raise InvalidMessage("retry topics take no batches")
+        items, ids = [], []
+        for message in messages:
+            if not isinstance(message, OutgoingMessage):
+                message = OutgoingMessage(message)
+            check_body(message.body, self._max_message_bytes)
+            check_labels(message.tag, message.key, message.properties)
+            properties = message.to_properties()
+            properties[PROPERTY_UNIQUE_KEY] = msg_id = self._ids.take(now_ms())
+            check_encoded_properties(encode_properties(properties))
+            items.append((message.flag, message.body, properties))
+            ids.append(msg_id)
+        parts = list(split_batch(items, self._max_message_bytes))  # all are checked before the first is sent
+        receipts: list[Receipt] = []
+        for part in parts:
+            batch_id = self._ids.take(now_ms())
+            sending = Sending(topic, encode_batch(part), {PROPERTY_UNIQUE_KEY: batch_id}, batch_id)
+            sending.batch_ids = ids[len(receipts) : len(receipts) + len(part)]
+            try:
+                receipts += await self._send_part(courier, sending, queue, select, arg, ordering_key, timeout_s)
+            except RocketMQError as e:
+                if not receipts:
+                    raise
+                raise BatchInterrupted(receipts, len(items), e) from e
+        return receipts
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of the topic can be sent to."""
+        courier = self._running_courier()
+        check_send_topic(topic)
+        return list((await courier.route(topic)).write_queues)
+
+    # How a message gets ready.
+
+    def _prepare(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str | None,
+        key: str | Sequence[str] | None,
+        properties: dict[str, str] | None,
+        delay_level: int,
+        flag: int,
+        wait_stored: bool,
+    ) -> Sending:
+        check_send_topic(topic)
+        check_body(body, self._max_message_bytes)
+        check_labels(tag, key, properties, delay_level)
+        built = build_properties(tag, key, properties)
+        if delay_level:
+            built[PROPERTY_DELAY_LEVEL] = str(delay_level)
+        if not wait_stored:
+            built[PROPERTY_WAIT_STORE_OK] = "false"
+        msg_id = built[PROPERTY_UNIQUE_KEY] = self._ids.take(now_ms())
+        if properties or key is not None or tag is not None:
+            check_encoded_properties(encode_properties(built))
+        sending = Sending(topic, body, built, msg_id)
+        sending.attempts_left = self._retries
+        sending.flag = flag
+        return sending
+
+    async def _compress(self, sending: Sending) -> None:
+        codec = self._codec
+        assert codec is not None
+        if len(sending.body) > _DEFLATE_ASIDE_BYTES:
+            packed = await asyncio.to_thread(deflate, sending.body, codec, self._compression_level)
+        else:
+            packed = deflate(sending.body, codec, self._compression_level)
+        if len(packed) < len(sending.body):
+            sending.body = packed
+            sending.sys_flag |= SYS_FLAGS[codec]
+
+    async def _bind(
+        self,
+        courier: Courier,
+        sending: Sending,
+        queue: MessageQueue | None,
+        select: Select | None,
+        arg: Any,
+        ordering_key: str | int | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Settles the one queue that the message may go to."""
+        if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
+            raise InvalidMessage("queue, select and ordering_key exclude each other")
+        if queue is None:
+            try:
+                async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                    queues = (await courier.route(sending.topic)).write_queues
+            except TimeoutError:
+                raise as_timeout(sending) from None
+            queue = select_by_hash(queues, ordering_key) if select is None else select(queues, arg)
+        if not isinstance(queue, MessageQueue) or queue.topic != sending.topic:
+            raise InvalidMessage(f"{queue!r} is not a queue of topic {sending.topic!r}")
+        sending.queue = queue
+        sending.is_bound = True
+        sending.attempts_left = 0
+
+    async def _send_part(
+        self,
+        courier: Courier,
+        sending: Sending,
+        queue: MessageQueue | None,
+        select: Select | None,
+        arg: Any,
+        ordering_key: str | int | None,
+        timeout_s: float | None,
+    ) -> list[Receipt]:
+        sending.attempts_left = self._retries
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        if not self._slots.has_room(sending.size_bytes):
+            await self._wait_for_slot(sending)
+        await courier.depart(sending)
+        receipts: list[Receipt] = await sending.future
+        return receipts
+
+    async def _wait_for_slot(self, sending: Sending) -> None:
+        try:
+            async with asyncio.timeout_at(sending.deadline_s):
+                while not self._slots.has_room(sending.size_bytes):
+                    await self._slots.wait(sending.size_bytes)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{self._slots.count} messages are in flight and none ended in time; the limit is max_in_flight"
+            ) from None
+
+    def _running_courier(self) -> Courier:
+        if self._courier is None:
+            raise ClientClosed("the producer is not started, or closed already; use it within `async with`")
+        return self._courier

@@ -1,0 +1,184 @@
+"""What a producer keeps of a message between the call and its receipt, and the bounds on how many there are.
+
+A unique id is, in hex: 4 bytes of IP address, 2 of process id, 4 that tell the clients of a process apart, 4 of
+milliseconds since the month began, 2 of a counter. Apache's tools read the time out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from skylark.client.errors import InvalidMessage
+from skylark.client.message import MessageQueue, Receipt
+from skylark.net.connection import Connection
+from skylark.wire.message import encode_properties
+
+_BATCH_OVERHEAD_BYTES: Final = 22
+BatchItem = tuple[int, bytes, dict[str, str]]
+"""flag, body and properties of one message of a batch"""
+
+
+class Sending:
+    """One request on its way: a message, or the part of a batch that fits into one."""
+
+    __slots__ = (
+        "attempts_left", "batch_ids", "body", "connection", "context", "deadline_s", "flag", "future", "is_bound",
+        "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag", "topic", "tried", "until_s",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, body: bytes, properties: dict[str, str], msg_id: str) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.msg_id = msg_id
+        self.batch_ids: list[str] | None = None
+        self.flag = 0
+        self.sys_flag = 0
+        self.size_bytes = len(body)
+        self.queue: MessageQueue | None = None  # where it goes; given by the caller, or chosen for each attempt
+        self.is_bound = False  # it goes to that queue or nowhere
+        self.attempts_left = 0
+        self.tried: list[str] = []  # names of the brokers, one an attempt
+        self.deadline_s = 0.0  # of the whole call
+        self.started_s = 0.0  # the last attempt
+        self.until_s = 0.0  # the end of the last attempt
+        self.connection: Connection | None = None
+        self.opaque = 0
+        self.future: asyncio.Future[Any]  # of a receipt, or of a list of them for a batch
+        self.context: SendContext | None = None
+
+
+class SendContext(msgspec.Struct, kw_only=True):
+    """What hooks see of one attempt to send. `before_send` may change the properties."""
+
+    group: str
+    topic: str
+    body: bytes
+    properties: dict[str, str]
+    msg_id: str
+    queue: MessageQueue
+    attempt: int
+    receipts: list[Receipt] = []
+    error: Exception | None = None
+
+
+class SendHook:
+    """Called around every attempt to send; what it raises is logged and changes nothing."""
+
+    def before_send(self, context: SendContext) -> None:
+        """The queue is chosen, nothing is sent yet."""
+
+    def after_send(self, context: SendContext) -> None:
+        """`receipts` (several for a batch) or `error` are set; for a one-way message, neither is."""
+
+
+class UniqueIds:
+    """Makes the ids of a producer's messages."""
+
+    def __init__(self, ip: str, pid: int) -> None:
+        parts = ip.split(".")
+        address = bytes(int(part) for part in parts) if len(parts) == 4 else secrets.token_bytes(4)
+        self._prefix = (address + (pid & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)).hex().upper()
+        self._counter = 0
+        self._month_ms = 0
+        self._next_month_ms = 0
+
+    def take(self, now_ms: int) -> str:
+        if now_ms >= self._next_month_ms:
+            self._begin_month(now_ms)
+        self._counter = (self._counter + 1) & 0xFFFF
+        return f"{self._prefix}{(now_ms - self._month_ms) & 0xFFFFFFFF:08X}{self._counter:04X}"
+
+    def _begin_month(self, now_ms: int) -> None:
+        first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+        self._month_ms = int(first.timestamp() * 1000)
+        self._next_month_ms = int(following.timestamp() * 1000)
+
+
+class Slots:
+    """Room for so many messages, and so many bytes, at a time. One message always fits."""
+
+    def __init__(self, max_count: int, max_bytes: int) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self.count = 0
+        self.size_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        return not self.count or (self.count < self._max_count and self.size_bytes + size_bytes <= self._max_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Only after `has_room` or `wait`, with no await in between."""
+        self.count += 1
+        self.size_bytes += size_bytes
+
+    async def wait(self, size_bytes: int) -> None:
+        """Returns when there is room. Who waits first is woken first."""
+        while not self.has_room(size_bytes):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()  # the turn goes to the next
+                raise
+        # There may be room for more than one; each that is let in lets the next one try.
+        asyncio.get_running_loop().call_soon(self._wake)
+
+    def give_back(self, size_bytes: int) -> None:
+        self.count -= 1
+        self.size_bytes -= size_bytes
+        if self._waiters:
+            self._wake()
+        if not self.count:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def drained(self) -> None:
+        """Returns when nothing is on its way."""
+        while self.count:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    def _wake(self) -> None:
+        while self._waiters and self.has_room(0):
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+def split_batch(items: Iterable[BatchItem], max_bytes: int) -> Iterator[list[BatchItem]]:
+    """Cuts a batch into parts whose encoded form has at most `max_bytes`. Raises InvalidMessage."""
+    part: list[BatchItem] = []
+    total = 0
+    for item in items:
+        size = _BATCH_OVERHEAD_BYTES + len(item[1]) + len(encode_properties(item[2]))
+        if size > max_bytes:
+            raise InvalidMessage(f"a message takes {size} bytes in a batch; {max_bytes} are allowed")
+        if part and total + size > max_bytes:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size
+    if part:
+        yield part
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
