@@ -1,0 +1,221 @@
+"""Sharing the queues of the subscribed topics among a group's members, again whenever something changed.
+
+Every member does this by itself: it asks a broker who the members are, computes its share by the group's strategy,
+gives up what is not its own any more and takes what is new. Two members may own one queue for a moment while both are
+at it; orderly members can't, as a queue's lock is given up last and taken first.
+
+    giving up   no new work; orderly: wait for what runs (up to 20 s); commit the offset; unlock
+    taking      orderly: lock; read the committed offset, or find where to start; pull
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from skylark.client.allocate import Strategy, java_order
+from skylark.client.assignment import Assignment, Assignments
+from skylark.client.errors import BrokerError, NotReachable, RocketMQError, RouteNotFound
+from skylark.client.locking import QueueLocks
+from skylark.client.offsets import Offsets
+from skylark.client.routes import TopicRoute
+from skylark.client.session import Session
+from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.wire.bodies import ConsumerIds, MessageQueue, Subscription, decode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import GetConsumerListByGroup, encode_header
+
+log = logging.getLogger(__name__)
+
+RELEASE_WAIT_S: Final = 20.0
+
+QueuesChanged = Callable[[str, list[MessageQueue]], None]
+
+
+class Rebalance:
+    """One group's share of its topics."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        assignments: Assignments,
+        offsets: Offsets,
+        *,
+        strategy: Strategy,
+        is_broadcasting: bool,
+        locks: QueueLocks | None,
+        find_start: Callable[[MessageQueue], Awaitable[int]],
+        begin: Callable[[Assignment, int], None],
+        queues_changed: QueuesChanged | None,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._subscriptions = subscriptions
+        self._assignments = assignments
+        self._offsets = offsets
+        self._strategy = strategy
+        self._is_broadcasting = is_broadcasting
+        self._locks = locks
+        self._find_start = find_start
+        self._begin = begin
+        self._queues_changed = queues_changed
+        self._now_ms = now_ms
+        self._releases: set[asyncio.Task[None]] = set()
+        self._complaints: set[str] = set()
+
+    async def run(self) -> bool:
+        """Brings what is owned in line with what should be; False when that has to be tried again soon."""
+        balanced = True
+        for topic in self._assignments.topics - self._subscriptions.keys():
+            await self._apply(topic, [])
+        for topic in list(self._subscriptions):
+            try:
+                balanced = await self._rebalance(topic) and balanced
+                self._complain(topic, "")
+            except RouteNotFound as e:
+                balanced = False
+                # A broker makes the retry topic when it hears of the group, and the name servers hear of it later.
+                if not topic.startswith(RETRY_PREFIX):
+                    self._complain(topic, str(e))
+            except RocketMQError as e:
+                balanced = False
+                self._complain(topic, str(e))
+        return balanced and not self._releases
+
+    def _complain(self, topic: str, reason: str) -> None:
+        if reason and topic not in self._complaints:
+            log.warning("%s can't share out topic %s and goes on trying: %s", self._group, topic, reason)
+            self._complaints.add(topic)
+        elif not reason and topic in self._complaints:
+            self._complaints.discard(topic)
+            log.info("%s shares out topic %s again", self._group, topic)
+
+    async def _rebalance(self, topic: str) -> bool:
+        route = await self._session.routes.get(topic)
+        if self._is_broadcasting:
+            return await self._apply(topic, route.read_queues)
+        members = await self._members(route)
+        if self._session.client_id not in members:
+            # Not heard of yet, or forgotten: nothing is ours until the broker knows us.
+            await self._session.heartbeat()
+            members = await self._members(route)
+        share = self._strategy(self._session.client_id, route.read_queues, members) if route.read_queues else []
+        return await self._apply(topic, share) and self._session.client_id in members
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        """The group's client ids, from any broker of the topic."""
+        request = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, encode_header(GetConsumerListByGroup(self._group)))
+        failure: RocketMQError = NotReachable(f"no broker serves topic {route.topic}")
+        names = list(route.brokers)
+        for broker in random.sample(names, len(names)):
+            try:
+                answer = await self._session.ask_broker(broker, request, broker_id=None)
+                if answer.code == ResponseCode.SUCCESS:
+                    return sorted(decode_body(ConsumerIds, answer.body).consumer_id_list, key=java_order)
+                failure = BrokerError(answer.code, answer.remark, broker)
+            except RocketMQError as e:
+                failure = e
+        raise failure
+
+    async def _apply(self, topic: str, wanted: list[MessageQueue]) -> bool:
+        lost, gained = self._assignments.plan(topic, wanted)
+        await self._give_up(lost)
+        balanced = await self._take(gained)
+        if lost or gained:
+            owned = sorted(self._assignments.of_topic(topic), key=lambda queue: (queue.broker_name, queue.queue_id))
+            log.info("%s owns %d queues of %s now", self._group, len(owned), topic)
+            if self._queues_changed is not None:
+                self._queues_changed(topic, owned)
+        return balanced and self._assignments.of_topic(topic) == set(wanted)
+
+    async def _give_up(self, lost: list[Assignment]) -> None:
+        leaving = [assignment for assignment in lost if self._assignments.begin_leaving(assignment)]
+        if self._locks is not None:
+            for assignment in leaving:
+                task = asyncio.create_task(self._release(assignment))
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+        elif leaving:
+            queues = [assignment.queue for assignment in leaving]
+            await self._offsets.persist(queues)
+            for assignment in leaving:
+                self._leave(assignment)
+
+    async def _release(self, assignment: Assignment) -> None:
+        """Hands an orderly queue over: only when nothing runs any more, its offset first and its lock last."""
+        if not await assignment.wait_idle(RELEASE_WAIT_S):
+            log.warning("%s gives up %r although its listener is still running", self._group, assignment)
+        await self._offsets.persist([assignment.queue])
+        self._leave(assignment)
+        if self._locks is not None:
+            await self._locks.unlock([assignment.queue])
+
+    def _leave(self, assignment: Assignment) -> None:
+        self._assignments.finish_leaving(assignment)
+        self._offsets.forget(assignment.queue)
+
+    async def _take(self, gained: list[MessageQueue]) -> bool:
+        if not gained:
+            return True
+        queues = gained
+        if self._locks is not None:
+            locked, _ = await self._locks.lock(gained)
+            queues = [queue for queue in gained if queue in locked]
+        locked_at_ms = self._now_ms()
+        starts = await asyncio.gather(*(self._start_of(queue) for queue in queues))
+        for queue, offset in zip(queues, starts, strict=True):
+            if offset is not None and self._assignments.get(queue) is None:
+                assignment = Assignment(queue, self._now_ms())
+                assignment.locked_at_ms = locked_at_ms if self._locks is not None else None
+                self._assignments.add(assignment)
+                self._begin(assignment, offset)
+        return len(queues) == len(gained) and None not in starts
+
+    async def _start_of(self, queue: MessageQueue) -> int | None:
+        self._offsets.forget(queue)
+        try:
+            return await self._find_start(queue)
+        except RocketMQError as e:
+            log.warning("%s can't find out where to start in %s: %s", self._group, queue, e)
+            return None
+
+    async def restart(self, assignment: Assignment, offset: int) -> None:
+        """Goes on with a queue from another offset: the old assignment ends, a new one begins."""
+        if not self._assignments.begin_leaving(assignment):
+            return
+        if self._locks is not None:
+            await assignment.wait_idle(RELEASE_WAIT_S)
+        queue = assignment.queue
+        self._assignments.finish_leaving(assignment)
+        self._offsets.update(queue, offset, increase_only=False)
+        await self._offsets.persist([queue])
+        if self._assignments.get(queue) is None:
+            again = Assignment(queue, self._now_ms())
+            again.locked_at_ms = assignment.locked_at_ms
+            self._assignments.add(again)
+            self._begin(again, offset)
+
+    async def renew_locks(self) -> None:
+        """Asks for the locks of all owned queues again. A broker that does not answer says nothing about them."""
+        if self._locks is None or not len(self._assignments):
+            return
+        now_ms = self._now_ms()
+        locked, unknown = await self._locks.lock(self._assignments.queues)
+        for assignment in self._assignments:
+            if assignment.queue in locked:
+                assignment.locked_at_ms = now_ms
+            elif assignment.queue not in unknown and assignment.locked_at_ms is not None:
+                log.warning("%s lost the lock of %r", self._group, assignment)
+                assignment.locked_at_ms = None
+
+    async def close(self) -> None:
+        """Waits until queues that are being handed over are."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)

@@ -1,0 +1,71 @@
+"""Where to begin in a queue: at the group's offset, or, while there is none, where the consumer wants to start."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from skylark.client.errors import BrokerError, InvalidMessage
+from skylark.client.offsets import UNKNOWN, Offsets
+from skylark.client.session import Session
+from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.wire.bodies import MessageQueue
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import GetMaxOffset, SearchOffset, encode_header
+
+FromWhere = Literal["last", "first", "timestamp"] | datetime | int
+"""A time is a datetime or epoch milliseconds; "timestamp" is half an hour ago."""
+
+_HALF_AN_HOUR_MS = 30 * 60 * 1000
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where a group starts that has no offset yet."""
+
+    where: Literal["last", "first", "timestamp"]
+    timestamp_ms: int = 0
+
+    @classmethod
+    def of(cls, where: FromWhere, now_ms: int) -> Start:
+        if isinstance(where, datetime):
+            return cls("timestamp", int(where.timestamp() * 1000))
+        if where == "timestamp":
+            return cls("timestamp", now_ms - _HALF_AN_HOUR_MS)
+        if where == "last" or where == "first":
+            return cls(where)
+        if isinstance(where, int):
+            return cls("timestamp", where)
+        raise InvalidMessage(f"from_where is {where!r}; it takes 'last', 'first' or a time")
+
+    @property
+    def apache_name(self) -> str:
+        return {
+            "last": "CONSUME_FROM_LAST_OFFSET",
+            "first": "CONSUME_FROM_FIRST_OFFSET",
+            "timestamp": "CONSUME_FROM_TIMESTAMP",
+        }[self.where]
+
+
+async def start_of(session: Session, offsets: Offsets, queue: MessageQueue, start: Start) -> int:
+    """The offset of the first message to consume. Raises RocketMQError when it can't be found out."""
+    stored = await offsets.fetch(queue)
+    if stored != UNKNOWN:
+        return stored
+    is_retry = queue.topic.startswith(RETRY_PREFIX)
+    if start.where == "first" or (start.where == "last" and is_retry):
+        return 0  # if the queue begins later, the first pull says so
+    if start.where == "last" or is_retry:
+        header: msgspec.Struct = GetMaxOffset(queue.topic, queue.queue_id)
+        return await _ask(session, queue, RequestCode.GET_MAX_OFFSET, header)
+    header = SearchOffset(queue.topic, queue.queue_id, start.timestamp_ms)
+    return await _ask(session, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+
+async def _ask(session: Session, queue: MessageQueue, code: int, header: msgspec.Struct) -> int:
+    answer = await session.ask_broker(queue.broker_name, Frame(code, encode_header(header)))
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark, queue.broker_name)
+    return int(answer.fields["offset"])
