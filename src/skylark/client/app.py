@@ -1,0 +1,190 @@
+"""Handlers declared by decorators, and a process that runs them until it is told to stop.
+
+    app = App("localhost:9876")
+
+    @app.consumer("orders", group="billing", tag="new || paid")
+    async def handle(message: Message) -> None: ...
+
+    app.run()
+
+`run` ends on SIGTERM or SIGINT: nothing new is begun, what the handlers are working on is finished and committed, and
+the groups are left. A second signal ends the process at once. In a program with an event loop of its own, `async with
+app` does the same without touching signals.
+
+All consumers and producers of an app share one session. Handlers of one group are one member of it, since members of a
+group must subscribe to the same: each handler gets the messages of its topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self, TypeVar
+
+from skylark.client.errors import ClientClosed, InvalidMessage
+from skylark.client.listening import Listener
+from skylark.client.message import Message
+from skylark.client.producer import Producer
+from skylark.client.push_consumer import Filter, PushConsumer
+from skylark.client.session import Session
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+_Handler = TypeVar("_Handler", bound=Listener)
+
+
+class _Subscription:
+    """A handler and what it wants."""
+
+    def __init__(self, topic: str, tag: str, sql: str | None, filter: Filter | None, handler: Listener) -> None:
+        self.topic = topic
+        self.tag = tag
+        self.sql = sql
+        self.filter = filter
+        self.handler = handler
+
+
+class App:
+    """The consumers and producers of one process."""
+
+    def __init__(
+        self, name_servers: str | Sequence[str] = "localhost:9876", *, session: Session | None = None, **defaults: Any
+    ) -> None:
+        """`defaults` are options of `PushConsumer` for all groups."""
+        self._session = session or Session(name_servers)
+        self._defaults = defaults
+        self._subscriptions: dict[str, list[_Subscription]] = {}
+        self._options: dict[str, dict[str, Any]] = {}
+        self._producers: list[Producer] = []
+        self._running: AsyncExitStack | None = None
+        self._stop_wanted: asyncio.Event | None = None
+        self.consumers: dict[str, PushConsumer] = {}
+        """group -> its consumer, while the app runs"""
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        tag: str = "*",
+        sql: str | None = None,
+        filter: Filter | None = None,
+        **options: Any,
+    ) -> Callable[[_Handler], _Handler]:
+        """Declares the decorated function the handler of a topic. `options` are those of `PushConsumer`."""
+        if self._running is not None:
+            raise ClientClosed("handlers are declared before the app starts")
+        subscriptions = self._subscriptions.setdefault(group, [])
+        known = self._options.setdefault(group, dict(options))
+        if options and options != known:
+            raise InvalidMessage(f"group {group!r} has options already: {known}; give them once")
+        if any(each.topic == topic for each in subscriptions):
+            raise InvalidMessage(f"group {group!r} has a handler of topic {topic!r} already")
+        if subscriptions and known.get("batch_size") is not None:
+            raise InvalidMessage(f"group {group!r} takes batches, which have one handler: use another group")
+
+        def declare(handler: _Handler) -> _Handler:
+            subscriptions.append(_Subscription(topic, tag, sql, filter, handler))
+            return handler
+
+        return declare
+
+    def producer(self, group: str = "DEFAULT_PRODUCER", **options: Any) -> Producer:
+        """A producer that starts and ends with the app, for handlers to send with."""
+        if self._running is not None:
+            raise ClientClosed("producers are declared before the app starts")
+        producer = Producer(group=group, session=self._session, **options)
+        self._producers.append(producer)
+        return producer
+
+    def run(self) -> None:
+        """Runs until SIGTERM or SIGINT, then finishes what is in hand."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self.serve())
+
+    async def serve(self) -> None:
+        """The same within a running event loop, whose signal handlers it sets for the time being."""
+        loop = asyncio.get_running_loop()
+        stop_wanted = self._stop_wanted = asyncio.Event()
+
+        def stop() -> None:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)  # a second signal does what it does by default
+            stop_wanted.set()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop)
+        try:
+            async with self:
+                await stop_wanted.wait()
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Ends `serve` as a signal does; for handlers and tests."""
+        if self._stop_wanted is not None:
+            self._stop_wanted.set()
+
+    async def __aenter__(self) -> Self:
+        if self._running is not None:
+            raise ClientClosed("the app runs already")
+        stack = AsyncExitStack()
+        try:
+            await stack.enter_async_context(self._session)
+            for producer in self._producers:
+                await stack.enter_async_context(producer)
+            for group, subscriptions in self._subscriptions.items():
+                self.consumers[group] = consumer = self._build(group, subscriptions)
+                await stack.enter_async_context(consumer)
+        except BaseException:
+            await stack.aclose()
+            self.consumers.clear()
+            raise
+        self._running = stack
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        stack, self._running = self._running, None
+        if stack is not None:
+            # Together, so that slow handlers of several groups are waited for at the same time.
+            await asyncio.gather(*(consumer.close() for consumer in self.consumers.values()))
+            self.consumers.clear()
+            await stack.aclose()
+
+    def _build(self, group: str, subscriptions: list[_Subscription]) -> PushConsumer:
+        options = self._defaults | self._options[group]
+        consumer = PushConsumer(group=group, session=self._session, listener=_dispatcher(subscriptions), **options)
+        for each in subscriptions:
+            consumer.subscribe(each.topic, each.tag, sql=each.sql, filter=each.filter)
+        return consumer
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _dispatcher(subscriptions: list[_Subscription]) -> Listener:
+    """One listener for all handlers of a group."""
+    if len(subscriptions) == 1:
+        return subscriptions[0].handler
+    handlers = {each.topic: each.handler for each in subscriptions}
+
+    async def dispatch(message: Message) -> Any:
+        handler = handlers[message.topic]
+        if inspect.iscoroutinefunction(handler):
+            return await handler(message)
+        return await asyncio.to_thread(handler, message)
+
+    return dispatch
