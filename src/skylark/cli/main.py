@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from skylark.cli.broker import broker
+from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
 from skylark.cli.serving import Failure
 from skylark.cli.up import up
@@ -24,6 +25,9 @@ app = typer.Typer(
 app.command()(up)
 app.command()(namesrv)
 app.command()(broker)
+app.command()(send)
+app.command()(consume)
+app.command()(tail)
 
 
 def _version(asked: bool) -> None:

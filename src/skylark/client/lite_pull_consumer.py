@@ -169,7 +169,7 @@ class LitePullConsumer:
         if not self._started:
             return
         if joined:
-            await self._session.routes.get(topic)
+            await self._look_again(topic)
             await self._session.heartbeat()
             await self._rebalance()
         else:
@@ -191,7 +191,7 @@ class LitePullConsumer:
         self._check_started()
         self._assigned = True
         wanted = {queue: _subscription(queue.topic, tag, sql) for queue in queues}
-        await self._own(wanted)
+        await self._own(None, wanted)
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that this consumer reads at the moment."""
@@ -340,36 +340,49 @@ class LitePullConsumer:
 
     async def _join(self) -> None:
         for topic in self._subscriptions:
-            await self._session.routes.get(topic)
+            await self._look_again(topic)  # so that the brokers are known that have to hear of this member
         await self._session.add_consumer(self)
         await self._rebalance()
         self._tasks.append(asyncio.create_task(self._rebalance_regularly()))
 
     async def _rebalance_regularly(self) -> None:
+        balanced = False
         while True:
             try:
-                async with asyncio.timeout(REBALANCE_INTERVAL_S):
+                async with asyncio.timeout(REBALANCE_INTERVAL_S if balanced else ERROR_PAUSE_S):
                     await self._rebalance_asked.wait()
             except TimeoutError:
-                pass
-            try:
-                await self._rebalance()
-            except RocketMQError as e:
-                self._note("rebalance", f"the queues of group {self.group} stay as they are: {e}")
-            else:
-                self._note_ok("rebalance")
+                pass  # time to look again, told or not
+            balanced = await self._rebalance()
 
-    async def _rebalance(self) -> None:
+    async def _rebalance(self) -> bool:
+        """Brings what is owned in line with what should be; False when that has to be tried again soon."""
         async with self._rebalancing:
             self._rebalance_asked.clear()
-            wanted: dict[MessageQueue, Subscription] = {}
-            for topic, subscription in list(self._subscriptions.items()):
-                route = await self._session.routes.get(topic)
-                members = sorted(await self._members(list(route.brokers)), key=java_order)
-                for queue in self._strategy(self._session.client_id, route.read_queues, members):
-                    wanted[queue] = subscription
-            if self._subscriptions:
-                await self._own(wanted)
+            balanced = True
+            for topic in list(self._subscriptions):
+                what = f"sharing the queues of {topic}"
+                try:
+                    balanced = await self._rebalance_topic(topic) and balanced
+                    self._note_ok(what)
+                except RocketMQError as e:
+                    balanced = False
+                    self._note(what, f"group {self.group}: {what} failed, and is tried again: {e}")
+            return balanced
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        route = await self._session.routes.get(topic)
+        members = await self._members(list(route.brokers))
+        client_id = self._session.client_id
+        if client_id not in members:
+            # Not heard of yet, or forgotten: nothing is ours until the broker knows us.
+            await self._session.heartbeat()
+            members = await self._members(list(route.brokers))
+        share = self._strategy(client_id, route.read_queues, sorted(members, key=java_order))
+        subscription = self._subscriptions.get(topic)
+        if subscription is not None:
+            await self._own(topic, dict.fromkeys(share, subscription))
+        return client_id in members
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
         """The client ids of the group, from the first broker that tells."""
@@ -387,8 +400,14 @@ class LitePullConsumer:
             failure = BrokerError(answer.code, answer.remark, broker)
         raise failure
 
-    async def _own(self, wanted: Mapping[MessageQueue, Subscription]) -> None:
-        await self._revoke([owned for queue, owned in self._owned.items() if queue not in wanted])
+    async def _own(self, topic: str | None, wanted: Mapping[MessageQueue, Subscription]) -> None:
+        """Ends what is not wanted, of the topic or of all, and begins what is new."""
+        lost = [
+            owned
+            for queue, owned in self._owned.items()
+            if queue not in wanted and (topic is None or queue.topic == topic)
+        ]
+        await self._revoke(lost)
         for queue, subscription in wanted.items():
             if self._started and queue not in self._owned:
                 self._begin(_Owned(queue, subscription, None, False))

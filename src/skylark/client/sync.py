@@ -13,6 +13,7 @@ A twin belongs to the process that made it: a child after a fork gets `ForkedPro
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
@@ -20,14 +21,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from skylark.client import lite_pull_consumer, pull_consumer
+from skylark.client import lite_pull_consumer, producer, pull_consumer
 from skylark.client.errors import ForkedProcess
 from skylark.client.message import Message
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-__all__ = ["LitePullConsumer", "PullConsumer"]
+__all__ = ["LitePullConsumer", "Producer", "PullConsumer"]
 
 
 class _Background:
@@ -85,6 +86,10 @@ class _Twin:
 
     _inner: Any
     _background: _Background
+
+    @property
+    def group(self) -> str:
+        return str(self._inner.group)
 
     def __enter__(self) -> Self:
         self._background.run(self._inner.__aenter__)
@@ -151,6 +156,50 @@ def _waits(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _
 def _calls(method: Callable[Concatenate[Any, _P], _T]) -> _Method[_P, _T]:
     """The twin of a plain method: the loop's state is only touched on the loop's thread."""
     return _Method(method)
+
+
+class _Handing(_Method[_P, _T]):
+    """The twin of a coroutine method that gives an asyncio future: it gives one for threads."""
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        handed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def settle(future: asyncio.Future[Any]) -> None:
+            if future.cancelled():
+                handed.cancel()
+            elif (error := future.exception()) is not None:
+                handed.set_exception(error)
+            else:
+                handed.set_result(future.result())
+
+        async def call() -> Any:
+            (await self._method(twin._inner, *args, **kwargs)).add_done_callback(settle)
+            return handed
+
+        result: _T = twin._background.run(call)
+        return result
+
+
+def _hands(
+    method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, asyncio.Future[_T]]],
+) -> _Method[_P, concurrent.futures.Future[_T]]:
+    return _Handing(method)
+
+
+class Producer(_Twin):
+    """Sends messages; see `skylark.client.producer`."""
+
+    @_made_like(producer.Producer)
+    def __init__(self) -> None: ...
+
+    start = _waits(producer.Producer.start)
+    close = _waits(producer.Producer.close)
+    send = _waits(producer.Producer.send)
+    send_soon = _hands(producer.Producer.send_soon)
+    send_oneway = _waits(producer.Producer.send_oneway)
+    send_batch = _waits(producer.Producer.send_batch)
+    flush = _waits(producer.Producer.flush)
+    queues = _waits(producer.Producer.queues)
 
 
 class PullConsumer(_Twin):

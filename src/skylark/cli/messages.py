@@ -1,0 +1,342 @@
+"""`skylark send`, `skylark consume` and `skylark tail`: messages on the command line.
+
+Bodies go to stdout and nothing else does, so that they can be piped; receipts of one message too. Progress is drawn on
+stderr, and only when that is a terminal.
+"""
+
+import asyncio
+import contextlib
+import enum
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from skylark.cli import options
+from skylark.cli.serving import Failure, log_to_stderr, run
+
+if TYPE_CHECKING:
+    from skylark.client.lite_pull_consumer import LitePullConsumer
+    from skylark.client.message import Message, MessageQueue
+    from skylark.client.producer import Producer
+
+_TAIL_GROUP = "TOOLS_CONSUMER"  # every broker has it
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_READ_BYTES = 64 * 1024
+
+NameServers = Annotated[
+    str,
+    typer.Option(
+        "-n",
+        "--namesrv",
+        envvar="NAMESRV_ADDR",
+        show_envvar=False,
+        metavar="HOST:PORT[;HOST:PORT]",
+        help="Name servers; else NAMESRV_ADDR is used.",
+    ),
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Tag = Annotated[str, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
+AsJson = Annotated[bool, typer.Option("--json", help="A line of JSON for each message, with where it came from.")]
+Max = Annotated[int | None, typer.Option("--max", min=1, metavar="COUNT", help="Stop after so many messages.")]
+Idle = Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop when nothing came for so long.")]
+
+
+class Start(enum.StrEnum):
+    FIRST = "first"
+    LAST = "last"
+
+
+def send(
+    topic: Topic,
+    body: Annotated[str | None, typer.Argument(metavar="[BODY]", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", metavar="FILE", help="Each line of FILE is a message.")
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="All of FILE, or of stdin, is one message.")] = False,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Tag of the messages.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Key to find the messages by; may be repeated.")
+    ] = None,
+    delay_level: Annotated[
+        int, typer.Option(min=0, max=18, metavar="LEVEL", help="Deliver later: 1 is 1 s, 3 is 10 s, 18 is 2 h.")
+    ] = 0,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Send messages: BODY, the lines of a file, or the lines of stdin.
+
+    Ends when all are acknowledged. The topic is created if the broker allows that.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark send orders hello --tag new --key 42[/cyan]  one message
+
+    [cyan]seq 100000 | skylark send orders[/cyan]  a message for each line
+
+    [cyan]skylark send orders -f orders.jsonl -n 10.0.0.1:9876[/cyan]  the lines of a file
+
+    [cyan]skylark send photos -f cat.jpg --whole[/cyan]  a file as one message
+    """
+    log_to_stderr(verbose=verbose)
+    if body is not None and file is not None:
+        raise Failure("give BODY or --file, not both")
+    if body is None and file is None and sys.stdin.isatty():
+        raise Failure("nothing to send: give BODY, --file, or pipe lines into stdin")
+
+    async def main() -> None:
+        from skylark.client.producer import Producer
+
+        async with Producer(namesrv, group="skylark-send") as producer:
+            if body is not None or whole:
+                data = body.encode() if body is not None else _read_whole(file)
+                receipt = await producer.send(topic, data, tag=tag, key=key, delay_level=delay_level)
+                where = f"queue {receipt.queue.queue_id} of {receipt.queue.broker_name}"
+                print(f"{receipt.msg_id} {where} at offset {receipt.queue_offset}")
+            else:
+                await _send_lines(producer, topic, file, {"tag": tag, "key": key, "delay_level": delay_level})
+
+    _run(main)
+
+
+def consume(
+    topic: Topic,
+    group: Annotated[str, typer.Option(metavar="GROUP", help="Consumer group; it shares the messages and remembers.")],
+    tag: Tag = "*",
+    start: Annotated[Start, typer.Option("--from", help="Where a group that is new begins.")] = Start.LAST,
+    max_count: Max = None,
+    idle: Idle = None,
+    as_json: AsJson = False,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Consume messages as a member of a group: each is given to one member, and not again.
+
+    Bodies go to stdout, a line each. Stop with Ctrl-C: what was printed is committed.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark consume orders --group billing[/cyan]  what comes from now on, or since the group's last time
+
+    [cyan]skylark consume orders --group audit --from first --json[/cyan]  all that is there, with its properties
+
+    [cyan]skylark consume orders --group batch --max 1000 --idle 5 > orders.txt[/cyan]  up to 1000, or what there is
+    """
+    log_to_stderr(verbose=verbose)
+
+    async def main() -> None:
+        from skylark.client.lite_pull_consumer import LitePullConsumer
+
+        async with LitePullConsumer(namesrv, group=group, from_where=start.value) as consumer:
+            await consumer.queues(topic)  # says at once when there is no such topic
+            await consumer.subscribe(topic, tag)
+            await _print_messages(consumer, max_count, idle, as_json)
+
+    _run(main)
+
+
+def tail(
+    topic: Topic,
+    last: Annotated[
+        int, typer.Option("-l", "--last", min=0, metavar="COUNT", help="Begin so many messages back.")
+    ] = 10,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Begin so long ago instead: 30s, 10m, 2h, 1d.")
+    ] = None,
+    tag: Tag = "*",
+    max_count: Max = None,
+    idle: Idle = None,
+    as_json: AsJson = False,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Watch a topic: the last messages and what comes. It disturbs no group and leaves no trace.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark tail orders[/cyan]  the last 10 of each queue, then new ones
+
+    [cyan]skylark tail orders --since 10m --tag paid[/cyan]  those of the last ten minutes
+
+    [cyan]skylark tail orders --last 100 --idle 1 --json[/cyan]  the last 100 of each queue, then end
+    """
+    log_to_stderr(verbose=verbose)
+    since_ms = None if since is None else _age_ms(since)
+
+    async def main() -> None:
+        from skylark.client.lite_pull_consumer import LitePullConsumer
+
+        async with LitePullConsumer(namesrv, group=_TAIL_GROUP, auto_commit=False) as consumer:
+            queues = await consumer.queues(topic)
+            starts = {queue: await _tail_start(consumer, queue, last, since_ms) for queue in queues}
+            await consumer.assign(queues, tag)
+            for queue, offset in starts.items():
+                await consumer.seek(queue, offset)
+            await _print_messages(consumer, max_count, idle, as_json)
+
+    _run(main)
+
+
+async def _tail_start(consumer: "LitePullConsumer", queue: "MessageQueue", last: int, since_ms: int | None) -> int:
+    if since_ms is not None:
+        return await consumer.offset_for_time(queue, since_ms)
+    return max(await consumer.min_offset(queue), await consumer.max_offset(queue) - last)
+
+
+def _age_ms(age: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhd])", age.strip())
+    if found is None:
+        raise Failure(f"--since {age!r} is not an age: expected a number with s, m, h or d, such as 10m")
+    return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_S[found[2]] * 1000
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a command; what goes wrong with the servers is one line."""
+    from skylark.client.errors import NotReachable, RocketMQError
+
+    try:
+        run(main)
+    except NotReachable as error:
+        raise Failure(f"{error}; is it running there? skylark up starts one here") from error
+    except (RocketMQError, ValueError) as error:
+        raise Failure(str(error)) from error
+    except BrokenPipeError:
+        # Whoever read our output has enough. What is left in the buffer must not complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Sending.
+
+
+def _read_whole(file: Path | None) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file is None else file.read_bytes()
+    except OSError as error:
+        raise Failure(f"cannot read {file}: {error.strerror}") from error
+
+
+def _lines(file: Path | None) -> Iterator[list[bytes]]:
+    """Lines that are not empty, without their ends, in the portions that the file or the pipe gives them."""
+    try:
+        with (
+            contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
+            if file is None
+            else file.open("rb") as source
+        ):
+            rest = b""
+            while data := source.read1(_READ_BYTES):
+                *lines, rest = (rest + data).split(b"\n")
+                yield [text for line in lines if (text := line.rstrip(b"\r"))]
+            yield [rest] if rest else []
+    except OSError as error:
+        raise Failure(f"cannot read {file}: {error.strerror}") from error
+
+
+async def _send_lines(producer: "Producer", topic: str, file: Path | None, labels: dict[str, Any]) -> None:
+    """Many in flight; ends with the first that fails, after those on their way are settled."""
+    begin = time.monotonic()
+    portions = _lines(file)
+    waiting: set[asyncio.Future[Any]] = set()
+    sent = 0
+    with _progress("sent") as advance:
+        try:
+            # A pipe may take its time, and meanwhile answers come in.
+            while (lines := await asyncio.to_thread(next, portions, None)) is not None:
+                for line in lines:
+                    waiting.add(await producer.send_soon(topic, line, **labels))
+                done = {future for future in waiting if future.done()}
+                waiting -= done
+                sent += _settled(done)
+                advance(sent)
+        finally:
+            await producer.flush()
+            for future in waiting:
+                future.exception()  # looked at: only the first failure is told
+        sent += _settled(waiting)
+        advance(sent)
+    took_s = time.monotonic() - begin
+    print(f"sent {sent} messages in {took_s:.1f} s, {sent / max(took_s, 1e-9):,.0f} a second", file=sys.stderr)
+
+
+def _settled(futures: set["asyncio.Future[Any]"]) -> int:
+    for future in futures:
+        future.result()
+    return len(futures)
+
+
+# Printing.
+
+
+async def _print_messages(
+    consumer: "LitePullConsumer", max_count: int | None, idle_s: float | None, as_json: bool
+) -> None:
+    count = 0
+    with _progress("received", only_if=not sys.stdout.isatty()) as advance:
+        async for message in _until_stopped(consumer, idle_s):
+            sys.stdout.buffer.write(_as_json(message) if as_json else message.body + b"\n")
+            sys.stdout.buffer.flush()
+            count += 1
+            advance(count)
+            if count == max_count:
+                return
+
+
+async def _until_stopped(consumer: "LitePullConsumer", idle_s: float | None) -> AsyncIterator["Message"]:
+    """Messages until Ctrl-C or SIGTERM, or until none came for a while."""
+    from skylark.client.errors import ClientClosed
+
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Task[None]] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: closing.append(loop.create_task(consumer.close())))
+    while True:
+        try:
+            messages = await consumer.poll(idle_s or 3600.0, 1)
+        except ClientClosed:
+            await asyncio.gather(*closing)
+            return
+        if not messages and idle_s is not None:
+            return
+        for message in messages:
+            yield message
+
+
+def _as_json(message: "Message") -> bytes:
+    record = {
+        "topic": message.topic,
+        "body": message.body.decode("utf-8", "replace"),
+        "tag": message.tag,
+        "keys": message.keys,
+        "msg_id": message.msg_id,
+        "broker": message.broker,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "born_at": message.born_at.isoformat(),
+        "stored_at": message.stored_at.isoformat(),
+        "reconsume_times": message.reconsume_times,
+        "properties": message.properties,
+    }
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _progress(verb: str, *, only_if: bool = True) -> Iterator[Callable[[int], None]]:
+    """A line on the terminal that counts up; nothing where there is no terminal, or where bodies go to it."""
+    if not only_if or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} messages " + verb), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(verb, total=None)
+        yield lambda count: progress.update(task, completed=count)
