@@ -1,0 +1,146 @@
+"""One suite, two servers: what asks for `namesrv` here runs against Skylark and against Apache RocketMQ 5.5.0.
+
+Each server is started once, with the first test that needs it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import (
+    APACHE_VERSION,
+    CACHE,
+    GET_ROUTEINFO_BY_TOPIC,
+    JAVA_OPENS,
+    POLL_S,
+    ROOT,
+    SERVERS,
+    START_DEADLINE_S,
+    ApacheServer,
+    Process,
+    Server,
+    ServerError,
+    free_port,
+    request,
+)
+
+
+@pytest.fixture(scope="session", params=["skylark", "apache"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A name server and a broker in processes of their own."""
+    if request.param == "apache":
+        _fetch_apache()
+    server = SERVERS[request.param](tmp_path_factory.mktemp(request.param))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def namesrv(server: Server) -> str:
+    return server.namesrv_addr
+
+
+@pytest.fixture
+def second_broker(server: Server, tmp_path: Path) -> Iterator[SecondBroker]:
+    """Another broker at the same name server; it is gone after the test."""
+    broker = SecondBroker(server, tmp_path)
+    broker.start()
+    yield broker
+    broker.kill()
+    broker.wait_registered(present=False)
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group_{uuid.uuid4().hex[:12]}"
+
+
+class SecondBroker:
+    """A broker of the same kind as the server's, named apart. `start` after `kill` opens the same store again."""
+
+    name = "second-broker"
+
+    def __init__(self, server: Server, directory: Path) -> None:
+        self._server = server
+        self._directory = directory
+        self._port = free_port()
+        self._process: Process | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        settings = {
+            "brokerClusterName": self._server.cluster,
+            "brokerName": self.name,
+            "brokerIP1": "127.0.0.1",
+            "listenPort": str(self._port),
+            "haListenPort": str(free_port()),
+            "namesrvAddr": self._server.namesrv_addr,
+            "storePathRootDir": str(self._directory / "store"),
+            "storePathCommitLog": str(self._directory / "store" / "commitlog"),
+            "diskMaxUsedSpaceRatio": "95",
+        }
+        conf = self._directory / "second-broker.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        is_apache = isinstance(self._server, ApacheServer)
+        self._process = Process(
+            self._apache_command(conf) if is_apache else self._skylark_command(conf),
+            log=self._directory / "second-broker.log",
+            ready="boot success" if is_apache else r"ready broker=",
+            cwd=self._directory,
+        )
+        self._process.wait_ready()
+        self.wait_registered(present=True)
+
+    def stop(self) -> None:
+        """Cleanly, so that it tells the name server."""
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def wait_registered(self, *, present: bool) -> None:
+        """Until the name server's routes have the broker, or have it no more."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while (self.name.encode() in self._route()) is not present:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name} at {self.address}: registered is not {present}")
+            time.sleep(POLL_S)
+
+    def _route(self) -> bytes:
+        return request(self._server.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})[1]
+
+    def _skylark_command(self, conf: Path) -> list[str]:
+        command = Path(sys.executable).with_name("skylark")
+        return [str(command), "broker", "-c", str(conf), "--host", "127.0.0.1"]
+
+    def _apache_command(self, conf: Path) -> list[str]:
+        return [
+            *("java", *ApacheServer.java_options, *JAVA_OPENS, f"-Drocketmq.home.dir={self._directory}"),
+            *(f"-Duser.home={self._directory}", "-cp", f"{CACHE / APACHE_VERSION}/*"),
+            *("org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf)),
+        ]
+
+
+def _fetch_apache() -> None:
+    """Apache's jars; quick when they are there."""
+    setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
+    done = subprocess.run(setup, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(done.stderr, pytrace=False)
