@@ -29,7 +29,7 @@ from skylark.client.errors import BatchInterrupted, ClientClosed, InvalidMessage
 from skylark.client.faults import Faults
 from skylark.client.message import MessageQueue, OutgoingMessage, Receipt, build_properties
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
-from skylark.client.sending import SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
+from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
 from skylark.client.session import Session
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
@@ -309,7 +309,7 @@ class Producer:
         check_send_topic(topic)
         if topic.startswith("%RETRY%"):
             raise InvalidMessage("retry topics take no batches")
-        items, ids = [], []
+        items, sizes, ids = [], [], []
         for message in messages:
             if not isinstance(message, OutgoingMessage):
                 message = OutgoingMessage(message)
@@ -317,10 +317,12 @@ class Producer:
             check_labels(message.tag, message.key, message.properties)
             properties = message.to_properties()
             properties[PROPERTY_UNIQUE_KEY] = msg_id = self._ids.take(now_ms())
-            check_encoded_properties(encode_properties(properties))
+            encoded = encode_properties(properties)
+            check_encoded_properties(encoded)
             items.append((message.flag, message.body, properties))
+            sizes.append(BATCH_OVERHEAD_BYTES + len(message.body) + len(encoded))
             ids.append(msg_id)
-        parts = list(split_batch(items, self._max_message_bytes))  # all are checked before the first is sent
+        parts = list(split_batch(items, sizes, self._max_message_bytes))  # all are checked before the first is sent
         receipts: list[Receipt] = []
         for part in parts:
             batch_id = self._ids.take(now_ms())

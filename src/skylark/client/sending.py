@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ import msgspec
 from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue, Receipt
 from skylark.net.connection import Connection
-from skylark.wire.message import encode_properties
 
-_BATCH_OVERHEAD_BYTES: Final = 22
+BATCH_OVERHEAD_BYTES: Final = 22
+"""of a message in a batch, besides its body and its encoded properties"""
 BatchItem = tuple[int, bytes, dict[str, str]]
 """flag, body and properties of one message of a batch"""
 
@@ -163,21 +163,18 @@ class Slots:
                 return
 
 
-def split_batch(items: Iterable[BatchItem], max_bytes: int) -> Iterator[list[BatchItem]]:
-    """Cuts a batch into parts whose encoded form has at most `max_bytes`. Raises InvalidMessage."""
-    part: list[BatchItem] = []
-    total = 0
-    for item in items:
-        size = _BATCH_OVERHEAD_BYTES + len(item[1]) + len(encode_properties(item[2]))
+def split_batch(items: Sequence[BatchItem], sizes: Sequence[int], max_bytes: int) -> Iterator[Sequence[BatchItem]]:
+    """Cuts a batch into parts whose encoded form, the sum of `sizes`, has at most `max_bytes`. Raises InvalidMessage."""
+    start = total = 0
+    for index, size in enumerate(sizes):
         if size > max_bytes:
-            raise InvalidMessage(f"a message takes {size} bytes in a batch; {max_bytes} are allowed")
-        if part and total + size > max_bytes:
-            yield part
-            part, total = [], 0
-        part.append(item)
+            raise InvalidMessage(f"message {index} takes {size} bytes in a batch; {max_bytes} are allowed")
+        if total + size > max_bytes:
+            yield items[start:index]
+            start, total = index, 0
         total += size
-    if part:
-        yield part
+    if start < len(items):
+        yield items[start:]
 
 
 def now_ms() -> int:
