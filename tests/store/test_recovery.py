@@ -344,9 +344,11 @@ from skylark.store import Store, StoreConfig
 from skylark.wire.message import Message
 store = Store.open(StoreConfig(root=Path(sys.argv[1]), segment_bytes=1 << 20, queue_entries_per_file=1000,
                                queue_flush_interval_ms=20, flush_interval_ms=10, index_slots=100, index_entries=100000))
-number = store.max_offset("topic", 0)
+number = store.max_offset("topic", 1)
 while True:
     for queue_id in (0, 1):
+        if store.max_offset("topic", queue_id) > number:
+            continue  # the last process was killed between the two queues
         store.append(Message("topic", queue_id, b"%d-%d" % (queue_id, number), {"KEYS": "k"}), number)
     number += 1
     print(number, flush=True)
