@@ -36,8 +36,12 @@ DIRECTORY_NAME: Final = ".rocketmq_offsets"
 class Offsets(Protocol):
     """What consumers need of an offset store; there are two."""
 
-    async def fetch(self, queue: MessageQueue) -> int:
-        """The stored offset, UNKNOWN when there is none. Raises RocketMQError when the store can't be asked."""
+    async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
+        """The stored offset, UNKNOWN when there is none. Raises RocketMQError when the store can't be asked.
+
+        A broker answers 0 instead of UNKNOWN for a queue that it still holds from its begin on, so that a new group
+        misses nothing of a young topic; not so if this is strict.
+        """
 
     def known(self, queue: MessageQueue) -> int:
         """The offset in memory, UNKNOWN when there is none."""
@@ -89,11 +93,9 @@ class RemoteOffsets(_Memory):
         self._timeout_s = timeout_s
         self._failing: set[str] = set()
 
-    async def fetch(self, queue: MessageQueue) -> int:
-        request = Frame(
-            RequestCode.QUERY_CONSUMER_OFFSET,
-            encode_header(QueryConsumerOffset(self._group, queue.topic, queue.queue_id)),
-        )
+    async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
+        header = QueryConsumerOffset(self._group, queue.topic, queue.queue_id, False if is_strict else None)
+        request = Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header))
         answer = await self._session.ask_broker(queue.broker_name, request, self._timeout_s)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return UNKNOWN
@@ -151,7 +153,7 @@ class LocalOffsets(_Memory):
         self._offsets = dict(stored.offset_table)
         self._dirty.clear()
 
-    async def fetch(self, queue: MessageQueue) -> int:
+    async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         stored = await asyncio.to_thread(self._read)
         return stored.offset_table.get(queue, UNKNOWN)
 

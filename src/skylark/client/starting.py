@@ -51,7 +51,7 @@ class Start(msgspec.Struct, frozen=True):
 
 async def start_of(session: Session, offsets: Offsets, queue: MessageQueue, start: Start) -> int:
     """The offset of the first message to consume. Raises RocketMQError when it can't be found out."""
-    stored = await offsets.fetch(queue)
+    stored = await offsets.fetch(queue, is_strict=start.where == "timestamp")
     if stored != UNKNOWN:
         return stored
     is_retry = queue.topic.startswith(RETRY_PREFIX)
