@@ -10,8 +10,9 @@ import pytest
 
 from client.plain import send
 from skylark.client.errors import ClientClosed, RocketMQError
-from skylark.client.lite_pull_consumer import Limits, LitePullConsumer
+from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import MessageQueue
+from skylark.client.pulling import Limits
 from skylark.client.session import Session
 from skylark.net.connection import RequestFailed
 from skylark.testing import LocalCluster
@@ -38,12 +39,16 @@ def test_reading_ahead_has_a_bound() -> None:
         async with orders() as (session, cluster, (queue,)):
             sent = [b"%d" % number for number in range(60)]
             await send(session, queue, *sent)
-            limits = Limits(queue_messages=10, all_messages=10)
             consumer = LitePullConsumer(
-                cluster.name_servers, group="slow", from_where="first", pull_batch=4, limits=limits
+                cluster.name_servers,
+                group="slow",
+                from_where="first",
+                pull_batch_size=4,
+                limits=Limits(messages=10),
+                max_cached_messages=10,
             )
             async with consumer:
-                await consumer.assign([queue])
+                consumer.assign([queue])
                 got: list[bytes] = []
                 async for message in consumer:
                     got.append(message.body)
@@ -62,7 +67,7 @@ def test_leaving_by_an_error_commits_only_what_was_done() -> None:
 
             async def fail_at_b() -> None:
                 async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-                    await consumer.assign([queue])
+                    consumer.assign([queue])
                     async for message in consumer:
                         if message.body == b"b":
                             raise ZeroDivisionError
@@ -71,7 +76,7 @@ def test_leaving_by_an_error_commits_only_what_was_done() -> None:
                 await fail_at_b()
             async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
                 assert await consumer.committed(queue) == 1
-                await consumer.assign([queue])
+                consumer.assign([queue])
                 assert await drain(consumer, 2) == [b"b", b"c"]
             async with LitePullConsumer(cluster.name_servers, group="g") as consumer:
                 assert await consumer.committed(queue) == 3
@@ -85,11 +90,11 @@ def test_without_auto_commit_nothing_is() -> None:
             await send(session, queue, b"a", b"b")
             settings = {"group": "g", "from_where": "first", "auto_commit": False}
             async with LitePullConsumer(cluster.name_servers, **settings) as consumer:  # type: ignore[arg-type]
-                await consumer.assign([queue])
+                consumer.assign([queue])
                 await drain(consumer, 2)
             async with LitePullConsumer(cluster.name_servers, **settings) as consumer:  # type: ignore[arg-type]
                 assert await consumer.committed(queue) is None
-                await consumer.assign([queue])
+                consumer.assign([queue])
                 await drain(consumer, 2)
                 await consumer.commit()
                 assert await consumer.committed(queue) == 2
@@ -104,7 +109,7 @@ def test_an_operator_moves_the_group() -> None:
         async with orders() as (session, cluster, (queue,)):
             await send(session, queue, b"a", b"b", b"c")
             async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-                await consumer.subscribe("orders")
+                consumer.subscribe("orders")
                 await drain(consumer, 3)
                 consumer.reset_offsets("orders", {queue: 1})
                 assert consumer.positions("orders") == {queue: 1}
@@ -117,7 +122,7 @@ def test_an_operator_moves_the_group() -> None:
 
 async def drain_one(session: Session, queue: MessageQueue):  # type: ignore[no-untyped-def]
     async with LitePullConsumer(group="other", session=session, from_where="first") as consumer:
-        await consumer.assign([queue])
+        consumer.assign([queue])
         return (await consumer.poll(20))[0]
 
 
@@ -127,7 +132,7 @@ def test_unreadable_messages_are_left_out_and_logged(caplog: pytest.LogCaptureFi
             await send(session, queue, b"not zlib", sys_flag=SYS_COMPRESSED)
             await send(session, queue, b"fine")
             async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-                await consumer.assign([queue])
+                consumer.assign([queue])
                 assert await drain(consumer, 1) == [b"fine"]
 
     asyncio.run(main())
@@ -139,7 +144,7 @@ def test_the_broker_may_go_and_come_back() -> None:
         async with orders() as (session, cluster, (queue,)):
             await send(session, queue, b"before")
             async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-                await consumer.subscribe("orders")
+                consumer.subscribe("orders")
                 assert await drain(consumer, 1) == [b"before"]
                 await cluster.broker.stop()
                 await cluster.broker.start()
@@ -154,7 +159,7 @@ def test_closing_ends_the_loop_of_another_task() -> None:
         async with orders() as (_, cluster, queues):
             consumer = LitePullConsumer(cluster.name_servers, group="g")
             await consumer.start()
-            await consumer.assign(queues)
+            consumer.assign(queues)
 
             async def read() -> int:
                 return len([message async for message in consumer])
@@ -178,16 +183,16 @@ def test_what_can_not_be_is_said() -> None:
             with pytest.raises(ClientClosed):
                 await consumer.poll()
             async with consumer:
-                await consumer.assign(queues[:1])
+                consumer.assign(queues[:1])
                 with pytest.raises(RocketMQError, match="has queues assigned"):
-                    await consumer.subscribe("orders")
+                    consumer.subscribe("orders")
                 with pytest.raises(ValueError, match="not among the queues"):
                     consumer.pause(queues)
                 with pytest.raises(ValueError, match="0 to 0, not 7"):
                     await consumer.seek(queues[0], 7)
             async with LitePullConsumer(cluster.name_servers, group="g") as other:
-                await other.subscribe("orders")
+                other.subscribe("orders")
                 with pytest.raises(RocketMQError, match="subscribes to topics"):
-                    await other.assign(queues)
+                    other.assign(queues)
 
     asyncio.run(main())

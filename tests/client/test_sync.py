@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import queue
 import threading
 from typing import Any
 
 import pytest
 
 from client.plain import send
-from skylark.client import lite_pull_consumer, producer, pull_consumer, sync
+from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, sync
 from skylark.client.errors import ClientClosed, ForkedProcess, InvalidMessage, RocketMQError, RouteNotFound
-from skylark.client.message import MessageQueue
+from skylark.client.message import Message, MessageQueue
 from skylark.client.session import ConsumerMember, Session
 from skylark.testing import LocalCluster
 
 TWINS = {
     sync.Producer: producer.Producer,
+    sync.PushConsumer: push_consumer.PushConsumer,
     sync.PullConsumer: pull_consumer.PullConsumer,
     sync.LitePullConsumer: lite_pull_consumer.LitePullConsumer,
 }
@@ -75,8 +77,9 @@ def test_pull(cluster: LocalCluster) -> None:
 
 
 def test_lite_pull_and_a_for_loop(cluster: LocalCluster) -> None:
-    with sync.LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-        consumer.subscribe("orders")
+    consumer = sync.LitePullConsumer(cluster.name_servers, group="g", from_where="first")
+    consumer.subscribe("orders")
+    with consumer:
         queue, other = consumer.assignment()
         fill(cluster, queue, b"a", b"b")
         got = []
@@ -107,6 +110,25 @@ def test_send(cluster: LocalCluster) -> None:
             producer.send_soon("orders", b"")
 
 
+def test_push(cluster: LocalCluster) -> None:
+    consumer = sync.PushConsumer(cluster.name_servers, group="g", from_where="first")
+    consumer.subscribe("orders", tag="new")
+    got: queue.Queue[tuple[bytes, str]] = queue.Queue()
+
+    @consumer.listen
+    def handle(message: Message) -> None:
+        got.put((message.body, threading.current_thread().name))
+
+    with consumer, sync.Producer(cluster.name_servers, group="senders") as producer:
+        assert len([queue for queue in consumer.queues if queue.topic == "orders"]) == 2
+        producer.send("orders", b"other", tag="old")
+        producer.send("orders", b"hello", tag="new")
+        body, thread = got.get(timeout=20)
+        assert body == b"hello"
+        assert thread != "skylark-client"
+    consumer.wait_closed()
+
+
 def test_a_send_soon_that_fails_says_so() -> None:
     with LocalCluster() as cluster, sync.Producer(cluster.name_servers, group="senders", retries=0) as producer:
         producer.send("orders", b"a")
@@ -117,8 +139,8 @@ def test_a_send_soon_that_fails_says_so() -> None:
 
 def test_closing_ends_a_loop_in_another_thread(cluster: LocalCluster) -> None:
     consumer = sync.LitePullConsumer(cluster.name_servers, group="g")
-    consumer.start()
     consumer.subscribe("orders")
+    consumer.start()
     ended = threading.Event()
 
     def read() -> None:

@@ -137,7 +137,7 @@ def consume(
 
         async with LitePullConsumer(namesrv, group=group, from_where=start.value) as consumer:
             await consumer.queues(topic)  # says at once when there is no such topic
-            await consumer.subscribe(topic, tag)
+            consumer.subscribe(topic, tag)
             await _print_messages(consumer, max_count, idle, as_json)
 
     _run(main)
@@ -177,7 +177,7 @@ def tail(
         async with LitePullConsumer(namesrv, group=_TAIL_GROUP, auto_commit=False) as consumer:
             queues = await consumer.queues(topic)
             starts = {queue: await _tail_start(consumer, queue, last, since_ms) for queue in queues}
-            await consumer.assign(queues, tag)
+            consumer.assign(queues, tag)
             for queue, offset in starts.items():
                 await consumer.seek(queue, offset)
             await _print_messages(consumer, max_count, idle, as_json)

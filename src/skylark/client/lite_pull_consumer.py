@@ -3,8 +3,9 @@
 It reads ahead in the background, one task for each queue. Either it subscribes to topics and shares their queues with
 the other members of its group, or it is assigned queues and has them for itself:
 
-    async with LitePullConsumer("localhost:9876", group="billing") as consumer:
-        await consumer.subscribe("orders", tag="new || paid")
+    consumer = LitePullConsumer("localhost:9876", group="billing")
+    consumer.subscribe("orders", tag="new || paid")
+    async with consumer:
         async for message in consumer:
             ...
 
@@ -22,19 +23,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal, Self
-
-import msgspec
+from typing import Any, Final, Self
 
 from skylark.client.allocate import Strategy, average, java_order
 from skylark.client.errors import BrokerError, ClientClosed, RocketMQError
 from skylark.client.message import Message, MessageQueue
-from skylark.client.pull_consumer import PullConsumer, time_ms
-from skylark.client.pulling import PullStatus
+from skylark.client.offsets import RemoteOffsets
+from skylark.client.pull_consumer import PullConsumer
+from skylark.client.pulling import Limits, PullStatus
 from skylark.client.session import Session
+from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
+from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
 from skylark.wire.bodies import CLUSTERING, PULL, ConsumerData, ConsumerIds, Subscription, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -43,20 +45,13 @@ from skylark.wire.headers import GetConsumerListByGroup, encode_header
 
 log = logging.getLogger(__name__)
 
-REBALANCE_INTERVAL_S: Final = 20.0
 SUSPEND_S: Final = 20.0
 PULL_TIMEOUT_S: Final = 10.0
 ERROR_PAUSE_S: Final = 1.0
 
-FromWhere = Literal["first", "last"] | datetime
 
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the consumer reads ahead of what you asked for."""
-
-    queue_messages: int = 1_000
-    queue_bytes: int = 100 * 1024 * 1024
-    all_messages: int = 10_000
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class _Owned:
@@ -76,7 +71,7 @@ class _Owned:
         self.task: asyncio.Task[None] | None = None
 
     def has_space(self, limits: Limits) -> bool:
-        return len(self.cached) < limits.queue_messages and self.cached_bytes < limits.queue_bytes
+        return len(self.cached) < limits.messages and self.cached_bytes < limits.size_bytes
 
 
 class LitePullConsumer:
@@ -85,50 +80,70 @@ class LitePullConsumer:
     def __init__(
         self,
         name_servers: str | Sequence[str] = "localhost:9876",
+        group: str = "DEFAULT_CONSUMER",
         *,
-        group: str,
         session: Session | None = None,
         from_where: FromWhere = "last",
         auto_commit: bool = True,
-        auto_commit_interval_s: float = 5.0,
-        pull_batch: int = 32,
+        commit_interval_s: float = 5.0,
+        pull_batch_size: int = 32,
         limits: Limits | None = None,
+        max_cached_messages: int = 10_000,
         strategy: Strategy = average,
+        rebalance_interval_s: float = 20.0,
         request_timeout_s: float = 3.0,
     ) -> None:
+        """
+        - `session`: shares the connections of a session; without one, the consumer has its own.
+        - `from_where`: where a group starts that has no offset yet: "last", "first", or a time (datetime, or epoch
+          milliseconds).
+        - `auto_commit`: False leaves it to you to call `commit`.
+        - `limits`: how much of each queue may be read ahead; `max_cached_messages` of all queues together.
+        """
+        check_group(group)
         self.group = group
         self._session = session or Session(name_servers, request_timeout_s=request_timeout_s)
         self._reader = PullConsumer(group=group, session=self._session, request_timeout_s=request_timeout_s)
-        self._from_where = from_where
+        self._offsets = RemoteOffsets(self._session, group, request_timeout_s)
+        self._start = Start.of(from_where, _now_ms())
         self._auto_commit = auto_commit
-        self._auto_commit_interval_s = auto_commit_interval_s
-        self._pull_batch = pull_batch
+        self._commit_interval_s = commit_interval_s
+        self._pull_batch_size = pull_batch_size
         self._limits = limits or Limits()
+        self._max_cached = max_cached_messages
         self._strategy = strategy
+        self._rebalance_interval_s = rebalance_interval_s
         self._subscriptions: dict[str, Subscription] = {}
-        self._assigned = False
+        self._assigned: dict[MessageQueue, Subscription] = {}
         self._started = False
+        self._closed = False
+        self._joined = False
+        self._told: dict[str, int] = {}  # topic -> the version of its subscription that the brokers have heard of
         self._owned: dict[MessageQueue, _Owned] = {}
         self._ready: deque[_Owned] = deque()  # those with cached messages that are not paused, each once
         self._handed: set[_Owned] = set()
         self._cached = 0
         self._arrived = asyncio.Event()
         self._rebalance_asked = asyncio.Event()
-        self._rebalancing = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._partings: set[asyncio.Task[None]] = set()  # last commits of queues that were given up
         self._failing: set[str] = set()
 
     # Life.
 
     async def start(self) -> None:
+        """Returns when the first queues are taken; `async with` does it."""
         if self._started:
             return
+        if self._closed:
+            raise ClientClosed("a consumer is started once; make another one")
         await self._reader.start()
         self._started = True
         if self._auto_commit:
-            self._tasks.append(asyncio.create_task(self._commit_regularly()))
+            self._spawn(self._commit_regularly())
+        self._own(None, self._assigned)
         if self._subscriptions:
-            await self._join()
+            self._spawn(self._rebalance_regularly(await self._rebalance()))
 
     async def close(self) -> None:
         """Commits what was handed out, unless `auto_commit` is off, and leaves the group."""
@@ -144,54 +159,54 @@ class LitePullConsumer:
     async def _close(self, *, done: bool) -> None:
         if not self._started:
             return
-        self._started = False
+        self._started, self._closed = False, True
         self._arrived.set()
-        tasks, self._tasks = self._tasks, []
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if done:
             self._settle()
-        await self._revoke(list(self._owned.values()))
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._subscriptions:
+        self._revoke(list(self._owned.values()))
+        await asyncio.gather(*self._partings)
+        if self._joined:
+            self._joined = False
             await self._session.remove_consumer(self.group)
         await self._reader.close()
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     # What to read.
 
-    async def subscribe(self, topic: str, tag: str = ALL, *, sql: str | None = None) -> None:
-        """Shares the queues of a topic with the other members of the group. Before or after the start."""
+    def subscribe(self, topic: str, tag: str = ALL, *, sql: str | None = None) -> None:
+        """Shares the queues of a topic with the other members of the group, which must subscribe to the same."""
+        check_topic(topic)
         if self._assigned:
             raise RocketMQError("this consumer has queues assigned; a second consumer can subscribe")
-        joined = bool(self._subscriptions)
-        self._subscriptions[topic] = _subscription(topic, tag, sql)
-        await self._revoke_topic(topic)  # what was read ahead by another expression
-        if not self._started:
-            return
-        if joined:
-            await self._look_again(topic)
-            await self._session.heartbeat()
-            await self._rebalance()
-        else:
-            await self._join()
+        is_first = not self._subscriptions
+        self._subscriptions[topic] = build_subscription(topic, tag=tag, sql=sql, version=_now_ms())
+        self._revoke_topic(topic)  # what was read ahead by another expression
+        if self._started and is_first:
+            self._spawn(self._rebalance_regularly(False))
+        self._rebalance_asked.set()
 
-    async def unsubscribe(self, topic: str) -> None:
-        if self._subscriptions.pop(topic, None) is None:
-            return
-        await self._revoke_topic(topic)
-        if self._started and self._subscriptions:
-            await self._session.heartbeat()
-        elif self._started:
-            await self._session.remove_consumer(self.group)
+    def unsubscribe(self, topic: str) -> None:
+        """Gives up the topic's queues."""
+        if self._subscriptions.pop(topic, None) is not None:
+            self._revoke_topic(topic)
+            self._rebalance_asked.set()
 
-    async def assign(self, queues: Iterable[MessageQueue], tag: str = ALL, *, sql: str | None = None) -> None:
+    def assign(self, queues: Iterable[MessageQueue], tag: str = ALL, *, sql: str | None = None) -> None:
         """Reads exactly these queues, whoever else does; those of an earlier call that are not among them end."""
         if self._subscriptions:
             raise RocketMQError("this consumer subscribes to topics; a second consumer can have queues assigned")
-        self._check_started()
-        self._assigned = True
-        wanted = {queue: _subscription(queue.topic, tag, sql) for queue in queues}
-        await self._own(None, wanted)
+        version = _now_ms()
+        self._assigned = {queue: build_subscription(queue.topic, tag=tag, sql=sql, version=version) for queue in queues}
+        if self._started:
+            self._own(None, self._assigned)
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that this consumer reads at the moment."""
@@ -225,13 +240,14 @@ class LitePullConsumer:
 
     async def __anext__(self) -> Message:
         """Ends when the consumer is closed, by another task."""
-        self._check_started()
+        if not self._closed:
+            self._check_started()
         self._settle()
         while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-            if not self._started:
-                raise StopAsyncIteration
         return self._take(1)[0]
 
     # Places.
@@ -302,9 +318,7 @@ class LitePullConsumer:
             group_name=self.group,
             consume_type=PULL,
             message_model=CLUSTERING,
-            consume_from_where="CONSUME_FROM_FIRST_OFFSET"
-            if self._from_where == "first"
-            else "CONSUME_FROM_LAST_OFFSET",
+            consume_from_where=self._start.apache_name,
             subscription_data_set=list(self._subscriptions.values()),
         )
 
@@ -338,18 +352,10 @@ class LitePullConsumer:
 
     # Sharing queues.
 
-    async def _join(self) -> None:
-        for topic in self._subscriptions:
-            await self._look_again(topic)  # so that the brokers are known that have to hear of this member
-        await self._session.add_consumer(self)
-        await self._rebalance()
-        self._tasks.append(asyncio.create_task(self._rebalance_regularly()))
-
-    async def _rebalance_regularly(self) -> None:
-        balanced = False
+    async def _rebalance_regularly(self, balanced: bool) -> None:
         while True:
             try:
-                async with asyncio.timeout(REBALANCE_INTERVAL_S if balanced else ERROR_PAUSE_S):
+                async with asyncio.timeout(self._rebalance_interval_s if balanced else ERROR_PAUSE_S):
                     await self._rebalance_asked.wait()
             except TimeoutError:
                 pass  # time to look again, told or not
@@ -357,18 +363,32 @@ class LitePullConsumer:
 
     async def _rebalance(self) -> bool:
         """Brings what is owned in line with what should be; False when that has to be tried again soon."""
-        async with self._rebalancing:
-            self._rebalance_asked.clear()
-            balanced = True
-            for topic in list(self._subscriptions):
-                what = f"sharing the queues of {topic}"
-                try:
-                    balanced = await self._rebalance_topic(topic) and balanced
-                    self._note_ok(what)
-                except RocketMQError as e:
-                    balanced = False
-                    self._note(what, f"group {self.group}: {what} failed, and is tried again: {e}")
-            return balanced
+        self._rebalance_asked.clear()
+        await self._announce()
+        balanced = True
+        for topic in list(self._subscriptions):
+            what = f"sharing the queues of {topic}"
+            try:
+                balanced = await self._rebalance_topic(topic) and balanced
+                self._note_ok(what)
+            except RocketMQError as e:
+                balanced = False
+                self._note(what, f"group {self.group}: {what} failed, and is tried again: {e}")
+        return balanced
+
+    async def _announce(self) -> None:
+        """Sees to it that the brokers of all topics know what this member wants, before it takes its share."""
+        told = {topic: subscription.sub_version for topic, subscription in self._subscriptions.items()}
+        if self._joined and told == self._told:
+            return
+        for topic in told:
+            await self._look_again(topic, refresh=False)
+        self._told = told
+        if self._joined:
+            await self._session.heartbeat()
+        else:
+            self._joined = True
+            await self._session.add_consumer(self)
 
     async def _rebalance_topic(self, topic: str) -> bool:
         route = await self._session.routes.get(topic)
@@ -381,7 +401,7 @@ class LitePullConsumer:
         share = self._strategy(client_id, route.read_queues, sorted(members, key=java_order))
         subscription = self._subscriptions.get(topic)
         if subscription is not None:
-            await self._own(topic, dict.fromkeys(share, subscription))
+            self._own(topic, dict.fromkeys(share, subscription))
         return client_id in members
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
@@ -400,16 +420,16 @@ class LitePullConsumer:
             failure = BrokerError(answer.code, answer.remark, broker)
         raise failure
 
-    async def _own(self, topic: str | None, wanted: Mapping[MessageQueue, Subscription]) -> None:
+    def _own(self, topic: str | None, wanted: Mapping[MessageQueue, Subscription]) -> None:
         """Ends what is not wanted, of the topic or of all, and begins what is new."""
         lost = [
             owned
             for queue, owned in self._owned.items()
             if queue not in wanted and (topic is None or queue.topic == topic)
         ]
-        await self._revoke(lost)
+        self._revoke(lost)
         for queue, subscription in wanted.items():
-            if self._started and queue not in self._owned:
+            if queue not in self._owned:
                 self._begin(_Owned(queue, subscription, None, False))
 
     def _begin(self, owned: _Owned) -> None:
@@ -428,16 +448,17 @@ class LitePullConsumer:
         self._cached -= len(owned.cached)
         owned.cached.clear()
 
-    async def _revoke(self, revoked: list[_Owned]) -> None:
+    def _revoke(self, revoked: list[_Owned]) -> None:
+        """Ends owned queues; what is done of them is committed on the way out."""
         for owned in revoked:
             self._drop(owned)
-        if self._auto_commit:
-            for owned in revoked:
-                await self._commit_quietly(owned)
+            if self._auto_commit:
+                task = asyncio.get_running_loop().create_task(self._commit_quietly(owned))
+                self._partings.add(task)
+                task.add_done_callback(self._partings.discard)
 
-    async def _revoke_topic(self, topic: str) -> None:
-        async with self._rebalancing:
-            await self._revoke([owned for owned in self._owned.values() if owned.queue.topic == topic])
+    def _revoke_topic(self, topic: str) -> None:
+        self._revoke([owned for owned in self._owned.values() if owned.queue.topic == topic])
 
     def _move(self, owned: _Owned, offset: int) -> None:
         self._drop(owned)
@@ -460,7 +481,7 @@ class LitePullConsumer:
                 self._note_ok(name)
 
     async def _read_on(self, owned: _Owned) -> None:
-        while owned.paused or not owned.has_space(self._limits) or self._cached >= self._limits.all_messages:
+        while owned.paused or not owned.has_space(self._limits) or self._cached >= self._max_cached:
             owned.has_room.clear()
             await owned.has_room.wait()
         if owned.next_pull is None:
@@ -469,7 +490,7 @@ class LitePullConsumer:
             owned.wanted,
             owned.queue,
             owned.next_pull,
-            self._pull_batch,
+            self._pull_batch_size,
             wait_s=SUSPEND_S,
             timeout_s=PULL_TIMEOUT_S,
         )
@@ -490,20 +511,15 @@ class LitePullConsumer:
             owned.position = owned.done = pulled.next_offset
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        committed = await self._reader.committed(queue)
-        if committed is not None:
-            return committed
-        if self._from_where == "first":
-            return await self._reader.min_offset(queue)
-        if self._from_where == "last":
-            return await self._reader.max_offset(queue)
-        return await self._reader.offset_for_time(queue, time_ms(self._from_where))
+        if self._partings:
+            await asyncio.wait(self._partings)  # one of them may have just been this queue
+        return await start_of(self._session, self._offsets, queue, self._start)
 
-    async def _look_again(self, topic: str) -> None:
+    async def _look_again(self, topic: str, *, refresh: bool = True) -> None:
         try:
-            await self._session.routes.get(topic, refresh=True)
+            await self._session.routes.get(topic, refresh=refresh)
         except RocketMQError as e:
-            log.debug("the route of %s can't be refreshed: %s", topic, e)
+            log.debug("the route of %s is not known: %s", topic, e)
 
     def _make_ready(self, owned: _Owned) -> None:
         if owned not in self._ready:
@@ -519,7 +535,7 @@ class LitePullConsumer:
         owned.cached_bytes -= sum(len(message.body) for message in taken)
         owned.position = taken[-1].queue_offset + 1
         self._handed.add(owned)
-        was_full = self._cached >= self._limits.all_messages
+        was_full = self._cached >= self._max_cached
         self._cached -= len(taken)
         if cached:
             self._ready.append(owned)
@@ -539,7 +555,7 @@ class LitePullConsumer:
 
     async def _commit_regularly(self) -> None:
         while True:
-            await asyncio.sleep(self._auto_commit_interval_s)
+            await asyncio.sleep(self._commit_interval_s)
             for owned in list(self._owned.values()):
                 await self._commit_quietly(owned)
 
@@ -578,7 +594,3 @@ class LitePullConsumer:
     def _check_started(self) -> None:
         if not self._started:
             raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
-
-
-def _subscription(topic: str, tag: str, sql: str | None) -> Subscription:
-    return build_subscription(topic, tag=tag, sql=sql, version=time.time_ns() // 1_000_000)

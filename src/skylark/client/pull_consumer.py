@@ -50,8 +50,8 @@ class PullConsumer:
     def __init__(
         self,
         name_servers: str | Sequence[str] = "localhost:9876",
+        group: str = "DEFAULT_CONSUMER",
         *,
-        group: str = "PULL_CONSUMER",
         session: Session | None = None,
         request_timeout_s: float = 3.0,
     ) -> None:

@@ -21,14 +21,16 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from skylark.client import lite_pull_consumer, producer, pull_consumer
+from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer
 from skylark.client.errors import ForkedProcess
-from skylark.client.message import Message
+from skylark.client.listening import Listener
+from skylark.client.message import Message, MessageQueue
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_AnyListener = TypeVar("_AnyListener", bound=Listener)
 
-__all__ = ["LitePullConsumer", "Producer", "PullConsumer"]
+__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer"]
 
 
 class _Background:
@@ -202,6 +204,40 @@ class Producer(_Twin):
     queues = _waits(producer.Producer.queues)
 
 
+class PushConsumer(_Twin):
+    """Calls you with messages; see `skylark.client.push_consumer`. A plain listener runs in a thread of a pool."""
+
+    @_made_like(push_consumer.PushConsumer)
+    def __init__(self) -> None: ...
+
+    @property
+    def client_id(self) -> str:
+        return str(self._inner.client_id)
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that this member owns now."""
+        return list(self._background.run(self._read_queues))
+
+    async def _read_queues(self) -> list[MessageQueue]:
+        owned: list[MessageQueue] = self._inner.queues
+        return owned
+
+    subscribe = _calls(push_consumer.PushConsumer.subscribe)
+    unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
+    pause = _calls(push_consumer.PushConsumer.pause)
+    resume = _calls(push_consumer.PushConsumer.resume)
+    start = _waits(push_consumer.PushConsumer.start)
+    close = _waits(push_consumer.PushConsumer.close)
+    wait_closed = _waits(push_consumer.PushConsumer.wait_closed)
+    commit = _waits(push_consumer.PushConsumer.commit)
+
+    def listen(self, listener: _AnyListener) -> _AnyListener:
+        """Sets the listener; for use as a decorator."""
+        self._inner.listen(listener)
+        return listener
+
+
 class PullConsumer(_Twin):
     """Reads messages by queue and offset; see `skylark.client.pull_consumer`."""
 
@@ -227,9 +263,9 @@ class LitePullConsumer(_Twin):
 
     start = _waits(lite_pull_consumer.LitePullConsumer.start)
     close = _waits(lite_pull_consumer.LitePullConsumer.close)
-    subscribe = _waits(lite_pull_consumer.LitePullConsumer.subscribe)
-    unsubscribe = _waits(lite_pull_consumer.LitePullConsumer.unsubscribe)
-    assign = _waits(lite_pull_consumer.LitePullConsumer.assign)
+    subscribe = _calls(lite_pull_consumer.LitePullConsumer.subscribe)
+    unsubscribe = _calls(lite_pull_consumer.LitePullConsumer.unsubscribe)
+    assign = _calls(lite_pull_consumer.LitePullConsumer.assign)
     assignment = _calls(lite_pull_consumer.LitePullConsumer.assignment)
     queues = _waits(lite_pull_consumer.LitePullConsumer.queues)
     poll = _waits(lite_pull_consumer.LitePullConsumer.poll)
