@@ -83,22 +83,23 @@ class Courier:
 
     async def depart(self, sending: Sending) -> None:
         """Takes a slot and puts the message on its way; from here on, the future tells how it ends."""
-        self._slots.take(sending.size_bytes)
-        sending.future = self._loop.create_future()
         route = self._session.routes.known_for_send(sending.topic)
+        connection = None
         if route is not None and route.write_queues:
             queue = sending.queue if sending.queue is not None else self._choose(route, None)
             addresses = route.brokers.get(queue.broker_name)
             if addresses and MASTER_ID in addresses:
                 connection = self._session.ready_connection(addresses[MASTER_ID])
-                if connection is not None:
-                    sending.queue = queue
-                    self._fly(sending, connection)
-                    return
-        try:
+        sending.future = self._loop.create_future()
+        self._slots.take(sending.size_bytes)
+        if connection is None:
             await self._travel(sending)
-        except asyncio.CancelledError:
-            self._finish(sending, None, None)
+            return
+        sending.queue = queue
+        try:
+            self._fly(sending, connection)
+        except Exception:
+            self._slots.give_back(sending.size_bytes)
             raise
 
     async def _travel(self, sending: Sending, error: RocketMQError | None = None) -> None:
@@ -119,7 +120,10 @@ class Courier:
                 if not self._may_retry(sending):
                     self._finish(sending, None, error)
                     return
-            except RocketMQError as e:
+            except asyncio.CancelledError:
+                self._finish(sending, None, None)
+                raise
+            except Exception as e:
                 self._finish(sending, None, e)
                 return
 
@@ -282,7 +286,7 @@ class Courier:
 
     # How it ends.
 
-    def _finish(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: RocketMQError | None) -> None:
+    def _finish(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: Exception | None) -> None:
         self._slots.give_back(sending.size_bytes)
         if sending.future.done():
             return  # whoever waited has given up

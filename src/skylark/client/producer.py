@@ -441,4 +441,5 @@ class Producer:
     def _running_courier(self) -> Courier:
         if self._courier is None:
             raise ClientClosed("the producer is not started, or closed already; use it within `async with`")
+        self.session.check_process()
         return self._courier

@@ -164,7 +164,7 @@ class Slots:
 
 
 def split_batch(items: Sequence[BatchItem], sizes: Sequence[int], max_bytes: int) -> Iterator[Sequence[BatchItem]]:
-    """Cuts a batch into parts whose encoded form, the sum of `sizes`, has at most `max_bytes`. Raises InvalidMessage."""
+    """Cuts a batch into parts, the `sizes` of each adding up to at most `max_bytes`. Raises InvalidMessage."""
     start = total = 0
     for index, size in enumerate(sizes):
         if size > max_bytes:

@@ -147,7 +147,7 @@ class Session:
 
     async def acquire(self) -> None:
         """Starts the session with its first user."""
-        self._check_process()
+        self.check_process()
         self._users += 1
         if self._users > 1:
             return
@@ -160,7 +160,7 @@ class Session:
 
     async def release(self) -> None:
         """Ends the session with its last user."""
-        self._check_process()
+        self.check_process()
         if self._users == 0:
             return
         self._users -= 1
@@ -195,10 +195,11 @@ class Session:
     def _running_pool(self) -> Pool:
         if self._pool is None:
             raise ClientClosed("the client is not started, or closed already; use it within `async with`")
-        self._check_process()
+        self.check_process()
         return self._pool
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises ForkedProcess in a child of the process that started the session."""
         if self._pid and self._pid != os.getpid():
             raise ForkedProcess(
                 f"this client was started by process {self._pid} and is used by {os.getpid()}, forked from it; "
