@@ -109,7 +109,7 @@ final class PushConsumers {
 
     private void tell(String consumer, List<MessageExt> messages) {
         for (MessageExt message : messages) {
-            Map<String, Object> event = map("event", "consumed", "consumer", consumer);
+            Map<String, Object> event = map("event", "consumed", "consumer", consumer, "at", System.currentTimeMillis());
             event.putAll(Driver.describe(message));
             commands.emit(event);
         }
