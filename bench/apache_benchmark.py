@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -176,12 +177,12 @@ def summary(values: list[float]) -> str:
 
 def print_table(results: dict[str, Rounds]) -> None:
     print(f"\n{'median over the rounds (lowest - highest)':44}{'Apache':36}{'Skylark':36}")
-    rows = [
+    rows: list[tuple[str, Callable[[Rounds], list[float]]]] = [
         ("producer alone: messages/s", lambda rounds: [phase.send_rate for phase in rounds.alone]),
         ("producer alone: average response, ms", lambda rounds: [phase.response_ms for phase in rounds.alone]),
         ("producer alone: server CPU s / 100k sent", lambda rounds: [phase.cpu_s for phase in rounds.alone]),
         ("together: sent messages/s", lambda rounds: [phase.send_rate for phase in rounds.together]),
-        ("together: consumed messages/s", lambda rounds: [phase.consume_rate for phase in rounds.together]),
+        ("together: consumed messages/s", lambda rounds: [phase.consume_rate or 0.0 for phase in rounds.together]),
         ("together: server CPU s / 100k sent", lambda rounds: [phase.cpu_s for phase in rounds.together]),
     ]
     for title, pick in rows:

@@ -69,23 +69,23 @@ class Driver:
         for waiting in list(self._answers.values()):
             waiting.put({"ok": False, "error": f"the driver ended:\n{self._log.read_text(errors='replace')[-4000:]}"})
 
-    def call(self, op: str, /, deadline_s: float = ANSWER_DEADLINE_S, **arguments: object) -> Event:
+    def call(self, op: str, /, **arguments: Any) -> Event:
         """Run one operation; arguments that are None are left out, `from_` is `from`, a dict `x` is several `x.key`."""
         self._ready.wait(ANSWER_DEADLINE_S)
         number = str(next(self._ids))
         answers = self._answers[number] = queue.SimpleQueue()
         self._write({"id": number, "op": op, **_flat(arguments)})
         try:
-            answer = answers.get(timeout=deadline_s)
+            answer = answers.get(timeout=ANSWER_DEADLINE_S)
         except queue.Empty:
-            raise DriverError(f"{op} was not answered within {deadline_s} s") from None
+            raise DriverError(f"{op} was not answered within {ANSWER_DEADLINE_S} s") from None
         finally:
             del self._answers[number]
         if not answer["ok"]:
             raise DriverError(f"{op}: {answer['error']}")
         return answer
 
-    def tell(self, op: str, **arguments: object) -> None:
+    def tell(self, op: str, **arguments: Any) -> None:
         """Start an operation whose answer nobody waits for."""
         self._write({"id": UNWANTED, "op": op, **_flat(arguments)})
 

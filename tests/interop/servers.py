@@ -153,6 +153,7 @@ class Server(ABC):
     cluster = "DefaultCluster"
     namesrv_addr: str
     broker_addr: str
+    store: Path
 
     def __init__(self, directory: Path, replaces: Server | None = None) -> None:
         self.directory = directory

@@ -94,9 +94,10 @@ def test_a_pulled_message_can_be_sent_back(session: Session, topic: str, group: 
     # The group must be known to the broker before it takes a message back.
     consumer = session.consumer(group, topic)
     consumer.take(1)
-    puller = session.puller(group)
-    puller.call("puller.queues", topic=topic)  # without the route the client makes a new message of it instead
-    puller.call("puller.back", topic=topic, msgId=sent["offsetMsgId"], broker=sent["broker"], level=1)
+    puller = session.puller(f"{group}_reader")  # members of one group must agree on their subscriptions
+    # The client knows the broker's address from a pull; without it, it would send a new message instead.
+    puller.call("pull", topic=topic, broker=sent["broker"], queue=sent["queue"])
+    puller.call("puller.back", topic=topic, msgId=sent["offsetMsgId"], broker=sent["broker"], group=group, level=1)
     [again] = consumer.take(1)
     assert (again["body"], again["reconsumeTimes"]) == ("m-0", 1)
 

@@ -88,7 +88,7 @@ public final class Driver {
         commands.on("puller.back", args -> {
             DefaultMQPullConsumer puller = puller(args);
             MessageExt message = puller.viewMessage(args.text("topic"), args.text("msgId"));
-            puller.sendMessageBack(message, args.number("level", 1), args.text("broker"));
+            puller.sendMessageBack(message, args.number("level", 1), args.text("broker"), args.text("group"));
             return map();
         });
         commands.on("puller.stop", args -> {
