@@ -47,7 +47,9 @@ log = logging.getLogger(__name__)
 
 SUSPEND_S: Final = 20.0
 PULL_TIMEOUT_S: Final = 10.0
-ERROR_PAUSE_S: Final = 1.0
+UNBALANCED_PAUSE_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 3.0
 
 
 def _now_ms() -> int:
@@ -355,7 +357,7 @@ class LitePullConsumer:
     async def _rebalance_regularly(self, balanced: bool) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._rebalance_interval_s if balanced else ERROR_PAUSE_S):
+                async with asyncio.timeout(self._rebalance_interval_s if balanced else UNBALANCED_PAUSE_S):
                     await self._rebalance_asked.wait()
             except TimeoutError:
                 pass  # time to look again, told or not
@@ -470,14 +472,17 @@ class LitePullConsumer:
 
     async def _read(self, owned: _Owned) -> None:
         name = str(owned.queue)
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 await self._read_on(owned)
             except RocketMQError as e:
                 self._note(name, f"group {self.group} can't read {name}, and goes on trying: {e}")
-                await asyncio.sleep(ERROR_PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 await self._look_again(owned.queue.topic)
             else:
+                pause_s = FIRST_PAUSE_S
                 self._note_ok(name)
 
     async def _read_on(self, owned: _Owned) -> None:
