@@ -86,7 +86,9 @@ class Courier:
         route = self._session.routes.known_for_send(sending.topic)
         connection = None
         if route is not None and route.write_queues:
-            queue = sending.queue if sending.queue is not None else self._choose(route, None)
+            queue = sending.queue
+            if queue is None:
+                queue = sending.queue = self._choose(route, None)
             addresses = route.brokers.get(queue.broker_name)
             if addresses and MASTER_ID in addresses:
                 connection = self._session.ready_connection(addresses[MASTER_ID])
@@ -95,7 +97,6 @@ class Courier:
         if connection is None:
             await self._travel(sending)
             return
-        sending.queue = queue
         try:
             self._fly(sending, connection)
         except Exception:
@@ -131,9 +132,8 @@ class Courier:
         """Settles the queue of the next attempt, and brings the connection to its broker."""
         route = await self.route(sending.topic)
         queue = sending.queue
-        if not sending.is_bound:
+        if queue is None or (sending.tried and not sending.is_bound):
             queue = sending.queue = self._choose(route, sending.tried[-1] if sending.tried else None)
-        assert queue is not None
         sending.tried.append(queue.broker_name)
         address = self._session.broker_address(queue.broker_name)
         connection = self._session.ready_connection(address)
