@@ -370,7 +370,6 @@ class PushConsumer:
             queues_changed=self._queues_changed,
             now_ms=_now_ms,
         )
-        self._locks = locks
         self._rates = Rates(self._started_ms)
 
     async def _stop(self) -> None:
@@ -384,11 +383,6 @@ class PushConsumer:
                 assignment.revoke()
             await self._consumption.stop(self._shutdown_timeout_s)
             await self._rebalance.close()
-            await self._offsets.persist(self._assignments.queues)
-            if self._locks is not None:
-                await self._locks.unlock(self._assignments.queues)
-            for assignment in self._assignments:
-                await assignment.cancel()
         await self._session.remove_consumer(self._group)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)

@@ -68,6 +68,7 @@ class Rebalance:
         self._queues_changed = queues_changed
         self._now_ms = now_ms
         self._releases: set[asyncio.Task[None]] = set()
+        self._locking: set[MessageQueue] = set()  # asked for, and not owned yet
         self._complaints: set[str] = set()
 
     async def run(self) -> bool:
@@ -166,6 +167,7 @@ class Rebalance:
             return True
         queues = gained
         if self._locks is not None:
+            self._locking.update(gained)
             locked, _ = await self._locks.lock(gained)
             queues = [queue for queue in gained if queue in locked]
         locked_at_ms = self._now_ms()
@@ -176,6 +178,7 @@ class Rebalance:
                 assignment.locked_at_ms = locked_at_ms if self._locks is not None else None
                 self._assignments.add(assignment)
                 self._begin(assignment, offset)
+        self._locking.difference_update(gained)
         return len(queues) == len(gained) and None not in starts
 
     async def _start_of(self, queue: MessageQueue) -> int | None:
@@ -216,6 +219,11 @@ class Rebalance:
                 assignment.locked_at_ms = None
 
     async def close(self) -> None:
-        """Waits until queues that are being handed over are."""
+        """Commits everything and gives the locks back, also those that were just being taken."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
+        await self._offsets.persist(self._assignments.queues)
+        if self._locks is not None:
+            await self._locks.unlock({*self._assignments.queues, *self._locking})
+        for assignment in self._assignments:
+            await assignment.cancel()
