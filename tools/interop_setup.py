@@ -156,6 +156,7 @@ def ensure_jars(version: str, *, relock: bool) -> None:
         write_lock(version, incoming)
     complaints = lock_complaints(version, incoming)
     if complaints:
+        shutil.rmtree(incoming)
         raise SetupError(f"the jars of {version} are not the locked ones: {'; '.join(complaints)}")
     shutil.rmtree(directory, ignore_errors=True)
     incoming.rename(directory)
