@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers import Driver, Session, java_driver
 from servers import (
     APACHE_VERSION,
     CACHE,
@@ -45,6 +46,23 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def namesrv(server: Server) -> str:
     return server.namesrv_addr
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A process with Apache's Java client 5.5.0."""
+    _fetch_apache()
+    driver = java_driver(APACHE_VERSION, tmp_path_factory.mktemp("java"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def java_session(java: Driver, namesrv: str) -> Iterator[Session]:
+    """Java clients at the same server; they are gone after the test."""
+    session = Session(java, namesrv)
+    yield session
+    session.close()
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from skylark.wire.headers import PullMessage, ViewMessage, encode_header
 from skylark.wire.message import decode_record, decode_records, parse_message_id
 
 if TYPE_CHECKING:
+    from drivers import Session as JavaSession
+
     from client.both.conftest import SecondBroker
 
 DEADLINE_S = 30.0
@@ -132,6 +134,26 @@ def test_large_bodies_are_compressed(namesrv: str, topic: str, codec: str) -> No
             assert plain.size_bytes > len(body)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("codec", ["zlib", "lz4", "zstd"])
+def test_apaches_client_reads_what_is_sent(
+    namesrv: str, topic: str, group: str, codec: str, java_session: JavaSession
+) -> None:
+    body = "all work and no play " * 1000
+
+    async def run() -> None:
+        async with Producer(namesrv, timeout_s=DEADLINE_S, compression=codec) as producer:
+            await create_topic(producer.session, topic, 1)
+            await producer.send(topic, body.encode(), tag="new", key="42", properties={"colour": "red"})
+            await producer.send_batch(topic, [b"one", OutgoingMessage(b"two", tag="new")])
+
+    asyncio.run(run())
+    consumer = java_session.consumer(group, topic, from_="first")
+    large, *small = sorted(consumer.take(3), key=lambda event: -len(event["body"]))  # listeners run side by side
+    assert (large["body"], large["tags"], large["keys"]) == (body, "new", "42")
+    assert large["properties"]["colour"] == "red"
+    assert {event["body"] for event in small} == {"one", "two"}
 
 
 def test_many_are_in_flight_and_no_more_than_allowed(namesrv: str, topic: str) -> None:
