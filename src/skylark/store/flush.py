@@ -87,6 +87,7 @@ class Flusher:
         self._wake = threading.Event()
         self._stopping = False
         self._flushing = threading.Lock()
+        self._flushing_derived = threading.Lock()  # the thread and a store that is being stopped may meet here
         self._thread = threading.Thread(target=self._run, name="skylark-flush", daemon=True)
 
     def start(self) -> None:
@@ -165,6 +166,10 @@ class Flusher:
         Their failure does not stop the store, since they can be made from the log again; but the checkpoint then stays
         where it is, and recovery starts from there.
         """
+        with self._flushing_derived:
+            self._flush_derived(with_index)
+
+    def _flush_derived(self, with_index: bool) -> None:
         last_log_offset, last_store_ms = self._progress.last_log_offset, self._progress.last_store_ms
         self.flush_log()
         if self.failure is not None or self.derived_failed:
