@@ -145,14 +145,12 @@ def _greet(namesrv_address: str, broker_address: str, config: "BrokerConfig") ->
   broker       [green]{broker_address}[/green]  {broker}
   store        {store}  a send is acknowledged when {flush}
 
-First message, with Apache's Java client:
+First message, from another terminal:
 
-  var producer = new DefaultMQProducer("hello");
-  producer.setNamesrvAddr("{namesrv_address}");
-  producer.start();
-  producer.send(new Message("Hello", "it works".getBytes()));
+  skylark send Hello "it works" -n {namesrv_address}
+  skylark tail Hello -n {namesrv_address}
 
 or with Apache's tools: mqadmin sendMessage -n {namesrv_address} -t Hello -p "it works"
-Any other client: use {namesrv_address} as its name server. Stop with Ctrl-C.
+Any RocketMQ client: use {namesrv_address} as its name server. Stop with Ctrl-C.
 """
     )
