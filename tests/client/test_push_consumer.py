@@ -250,15 +250,17 @@ def test_orderly_queues_change_hands_without_repetition() -> None:
             await inbox(message)
 
         options: dict[str, Any] = {"orderly": True, "rebalance_interval_s": 0.2}
-        async with cluster_with(0, queues=4) as (cluster, session, queues):
-            async with consumer_of(cluster, "g", listen, **options):
-                sending = asyncio.create_task(_send_all(session, queues, numbered(400)))
-                for part in range(1, 5):
-                    async with consumer_of(cluster, "g", listen, **options) as guest:
-                        await eventually(lambda: len(_owned(guest)) == 2)
-                        await inbox.wait(part * 60)
-                await sending
-                await inbox.wait(400)
+        async with (
+            cluster_with(0, queues=4) as (cluster, session, queues),
+            consumer_of(cluster, "g", listen, **options),
+        ):
+            sending = asyncio.create_task(_send_all(session, queues, numbered(400)))
+            for part in range(1, 5):
+                async with consumer_of(cluster, "g", listen, **options) as guest:
+                    await eventually(lambda guest=guest: len(_owned(guest)) == 2)
+                    await inbox.wait(part * 60)
+            await sending
+            await inbox.wait(400)
         for queue_id in range(4):
             assert inbox.in_queue(queue_id) == numbered(400)[queue_id::4]
 
