@@ -138,10 +138,13 @@ class Courier:
         address = self._session.broker_address(queue.broker_name)
         connection = self._session.ready_connection(address)
         if connection is None:
-            remaining_s = sending.deadline_s - self._loop.time()
-            if self._attempt_timeout_s is not None and sending.attempts_left:
-                remaining_s = min(remaining_s, self._attempt_timeout_s)
-            connection = await self._session.connect(address, remaining_s)
+            patience_s = sending.deadline_s - self._loop.time()
+            if sending.attempts_left:
+                # A machine that is gone does not even refuse: that must leave time for another broker.
+                patience_s /= 2
+                if self._attempt_timeout_s is not None:
+                    patience_s = min(patience_s, self._attempt_timeout_s)
+            connection = await self._session.connect(address, patience_s)
         return connection
 
     def _fly(self, sending: Sending, connection: Connection) -> None:

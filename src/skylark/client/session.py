@@ -407,8 +407,10 @@ class Session:
     async def _refresh_routes(self) -> None:
         await self.routes.refresh()
         known = {address for brokers in self.routes.brokers.values() for address in brokers.values()}
-        for address in [address for address in self._open if address not in known]:
-            self._open.pop(address).close()  # no route leads there any more
+        for address, connection in list(self._open.items()):
+            if address not in known and not connection.is_open:  # gone for good; a broker closes what is silent
+                del self._open[address]
+                self._running_pool().drop(address)
         self._unheard &= known
 
     # What brokers ask of this client.

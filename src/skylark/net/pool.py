@@ -33,7 +33,7 @@ class Pool:
         dial = self._dials.get(address)
         if dial is None:
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
-            dial.add_done_callback(lambda _: self._dials.pop(address, None))
+            dial.add_done_callback(lambda done: self._dialled(address, done))
         return await asyncio.shield(dial)
 
     async def request(self, address: str, request: Frame, timeout_s: float = 3.0) -> Frame:
@@ -54,6 +54,11 @@ class Pool:
             dial.cancel()
         for address in list(self._connections):
             self.drop(address)
+
+    def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
+        self._dials.pop(address, None)
+        if not dial.cancelled():
+            dial.exception()  # looked at, so that nobody complains when all who waited have given up
 
     async def _dial(self, address: str) -> Connection:
         host, port = split_address(address)
