@@ -66,6 +66,7 @@ class Courier:
         self._slots = slots
         self._default_topic = default_topic
         self._default_topic_queues = default_topic_queues
+        self._default_topic_queues_text = str(default_topic_queues)
         self._hooks = hooks
         self._turns: dict[str, int] = {}  # topic -> the turn of the next queue
         self._flying: set[Sending] = set()  # requests that wait for their answer
@@ -164,18 +165,20 @@ class Courier:
         """What goes over the wire, after the hooks have seen it."""
         queue = sending.queue
         assert queue is not None
+        properties = sending.encoded
         if self._hooks:
             self._before(sending, queue)
+            properties = encode_properties(sending.properties).decode()
         fields = {
             "a": self._group,
             "b": sending.topic,
             "c": self._default_topic,
-            "d": str(self._default_topic_queues),
+            "d": self._default_topic_queues_text,
             "e": str(queue.queue_id),
             "f": str(sending.sys_flag),
             "g": str(now_ms()),
             "h": str(sending.flag),
-            "i": encode_properties(sending.properties).decode(),
+            "i": properties,
             "j": "0",
             "k": "false",
         }

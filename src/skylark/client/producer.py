@@ -326,7 +326,8 @@ class Producer:
         receipts: list[Receipt] = []
         for part in parts:
             batch_id = self._ids.take(now_ms())
-            sending = Sending(topic, encode_batch(part), {PROPERTY_UNIQUE_KEY: batch_id}, batch_id)
+            own = {PROPERTY_UNIQUE_KEY: batch_id}
+            sending = Sending(topic, encode_batch(part), own, encode_properties(own).decode(), batch_id)
             sending.batch_ids = ids[len(receipts) : len(receipts) + len(part)]
             try:
                 receipts += await self._send_part(courier, sending, queue, select, arg, ordering_key, timeout_s)
@@ -357,16 +358,17 @@ class Producer:
     ) -> Sending:
         check_send_topic(topic)
         check_body(body, self._max_message_bytes)
-        check_labels(tag, key, properties, delay_level)
+        if tag is not None or key is not None or properties is not None or delay_level:
+            check_labels(tag, key, properties, delay_level)
         built = build_properties(tag, key, properties)
         if delay_level:
             built[PROPERTY_DELAY_LEVEL] = str(delay_level)
         if not wait_stored:
             built[PROPERTY_WAIT_STORE_OK] = "false"
         msg_id = built[PROPERTY_UNIQUE_KEY] = self._ids.take(now_ms())
-        if properties or key is not None or tag is not None:
-            check_encoded_properties(encode_properties(built))
-        sending = Sending(topic, body, built, msg_id)
+        encoded = encode_properties(built)
+        check_encoded_properties(encoded)
+        sending = Sending(topic, body, built, encoded.decode(), msg_id)
         sending.attempts_left = self._retries
         sending.flag = flag
         return sending

@@ -30,14 +30,16 @@ class Sending:
     """One request on its way: a message, or the part of a batch that fits into one."""
 
     __slots__ = (
-        "attempts_left", "batch_ids", "body", "connection", "context", "deadline_s", "flag", "future", "is_bound",
-        "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag", "topic", "tried", "until_s",
+        "attempts_left", "batch_ids", "body", "connection", "context", "deadline_s", "encoded", "flag", "future",
+        "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag", "topic", "tried",
+        "until_s",
     )  # fmt: skip
 
-    def __init__(self, topic: str, body: bytes, properties: dict[str, str], msg_id: str) -> None:
+    def __init__(self, topic: str, body: bytes, properties: dict[str, str], encoded: str, msg_id: str) -> None:
         self.topic = topic
         self.body = body
         self.properties = properties
+        self.encoded = encoded  # the same as they travel
         self.msg_id = msg_id
         self.batch_ids: list[str] | None = None
         self.flag = 0
