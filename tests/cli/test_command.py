@@ -151,7 +151,7 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> 
         assert ports is not None, up.ready
         text = "\n".join(up.output)
         assert sum(line.startswith("ready ") for line in up.output) == 1
-        assert f'setNamesrvAddr("127.0.0.1:{ports[1]}")' in text
+        assert f'skylark send Hello "it works" -n 127.0.0.1:{ports[1]}' in text
         assert str(tmp_path / "data") in text
         for port in ports.groups():
             socket.create_connection(("127.0.0.1", int(port)), timeout=10).close()
