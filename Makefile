@@ -55,7 +55,7 @@ unit: $(SETUP) ## the fast tests, without Apache's clients
 	$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
 
 bench: interop ## side by side with Apache RocketMQ
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python bench/apache_benchmark.py $(ARGS)
 
 lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
 	$(PYTHON) -m venv .cache/lock
