@@ -13,8 +13,7 @@ Asking for more says that what came before is done: only that is committed, ever
 member, and at the end. One that leaves its block by an error does not commit what it had in hand, so that those
 messages come again.
 
-An owned queue is a new object each time it is assigned or moved by `seek`, and carries its own end: what still
-works for an old one can't touch its successor.
+What it has read ahead, and how far you are, is kept by `read_ahead`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
@@ -33,12 +31,13 @@ from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
 from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import Limits, PullStatus
+from skylark.client.read_ahead import Owned, ReadAhead
 from skylark.client.session import Session
 from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
 from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
-from skylark.wire.bodies import CLUSTERING, PULL, ConsumerData, ConsumerIds, Subscription, decode_body
+from skylark.wire.bodies import CLUSTERING, PULL, BadBody, ConsumerData, ConsumerIds, Subscription, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetConsumerListByGroup, encode_header
@@ -54,26 +53,6 @@ LONGEST_PAUSE_S: Final = 3.0
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class _Owned:
-    """A queue that this consumer reads, up to the moment when it is revoked."""
-
-    def __init__(self, queue: MessageQueue, wanted: Subscription, start: int | None, paused: bool) -> None:
-        self.queue = queue
-        self.wanted = wanted
-        self.next_pull = start
-        self.paused = paused
-        self.position = start  # the offset after what was handed out
-        self.done = start  # the same, of what the user is done with
-        self.committed: int | None = None
-        self.cached: deque[Message] = deque()
-        self.cached_bytes = 0
-        self.has_room = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    def has_space(self, limits: Limits) -> bool:
-        return len(self.cached) < limits.messages and self.cached_bytes < limits.size_bytes
 
 
 class LitePullConsumer:
@@ -111,8 +90,6 @@ class LitePullConsumer:
         self._auto_commit = auto_commit
         self._commit_interval_s = commit_interval_s
         self._pull_batch_size = pull_batch_size
-        self._limits = limits or Limits()
-        self._max_cached = max_cached_messages
         self._strategy = strategy
         self._rebalance_interval_s = rebalance_interval_s
         self._subscriptions: dict[str, Subscription] = {}
@@ -120,12 +97,9 @@ class LitePullConsumer:
         self._started = False
         self._closed = False
         self._joined = False
+        self._is_balancing = False
         self._told: dict[str, int] = {}  # topic -> the version of its subscription that the brokers have heard of
-        self._owned: dict[MessageQueue, _Owned] = {}
-        self._ready: deque[_Owned] = deque()  # those with cached messages that are not paused, each once
-        self._handed: set[_Owned] = set()
-        self._cached = 0
-        self._arrived = asyncio.Event()
+        self._ahead = ReadAhead(limits or Limits(), max_cached_messages)
         self._rebalance_asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._partings: set[asyncio.Task[None]] = set()  # last commits of queues that were given up
@@ -145,7 +119,12 @@ class LitePullConsumer:
             self._spawn(self._commit_regularly())
         self._own(None, self._assigned)
         if self._subscriptions:
-            self._spawn(self._rebalance_regularly(await self._rebalance()))
+            try:
+                balanced = await self._rebalance()
+            except BaseException:
+                await self._close(done=False)
+                raise
+            self._keep_balanced(balanced)
 
     async def close(self) -> None:
         """Commits what was handed out, unless `auto_commit` is off, and leaves the group."""
@@ -162,14 +141,14 @@ class LitePullConsumer:
         if not self._started:
             return
         self._started, self._closed = False, True
-        self._arrived.set()
+        self._ahead.arrived.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if done:
-            self._settle()
-        self._revoke(list(self._owned.values()))
+            self._ahead.settle()
+        self._revoke(list(self._ahead.owned.values()))
         await asyncio.gather(*self._partings)
         if self._joined:
             self._joined = False
@@ -188,11 +167,10 @@ class LitePullConsumer:
         check_topic(topic)
         if self._assigned:
             raise RocketMQError("this consumer has queues assigned; a second consumer can subscribe")
-        is_first = not self._subscriptions
         self._subscriptions[topic] = build_subscription(topic, tag=tag, sql=sql, version=_now_ms())
         self._revoke_topic(topic)  # what was read ahead by another expression
-        if self._started and is_first:
-            self._spawn(self._rebalance_regularly(False))
+        if self._started:
+            self._keep_balanced(False)
         self._rebalance_asked.set()
 
     def unsubscribe(self, topic: str) -> None:
@@ -212,7 +190,7 @@ class LitePullConsumer:
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that this consumer reads at the moment."""
-        return list(self._owned)
+        return list(self._ahead.owned)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""
@@ -226,16 +204,16 @@ class LitePullConsumer:
         It also says that what earlier calls gave is done.
         """
         self._check_started()
-        self._settle()
-        if not self._ready:
-            self._arrived.clear()
+        self._ahead.settle()
+        if not self._ahead.is_ready:
+            self._ahead.arrived.clear()
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._arrived.wait()
+                    await self._ahead.arrived.wait()
             except TimeoutError:
                 return []
             self._check_started()
-        return self._take(max_count)
+        return self._ahead.take(max_count)
 
     def __aiter__(self) -> Self:
         return self
@@ -244,13 +222,13 @@ class LitePullConsumer:
         """Ends when the consumer is closed, by another task."""
         if not self._closed:
             self._check_started()
-        self._settle()
-        while not self._ready:
+        self._ahead.settle()
+        while not self._ahead.is_ready:
             if self._closed:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._take(1)[0]
+            self._ahead.arrived.clear()
+            await self._ahead.arrived.wait()
+        return self._ahead.take(1)[0]
 
     # Places.
 
@@ -259,19 +237,19 @@ class LitePullConsumer:
         low, high = await self._reader.min_offset(queue), await self._reader.max_offset(queue)
         if not low <= offset <= high:
             raise ValueError(f"{queue} has the offsets {low} to {high}, not {offset}")
-        self._move(self._owned_or_fail(queue), offset)
+        self._move(self._find(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        self._owned_or_fail(queue)
+        self._find(queue)
         await self.seek(queue, await self._reader.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        self._owned_or_fail(queue)
+        self._find(queue)
         await self.seek(queue, await self._reader.max_offset(queue))
 
     def position(self, queue: MessageQueue) -> int | None:
         """The offset of the next message that a poll will give, None until that is known."""
-        return self._owned_or_fail(queue).position
+        return self._find(queue).position
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self._reader.min_offset(queue)
@@ -294,24 +272,18 @@ class LitePullConsumer:
             for queue, offset in offsets.items():
                 await self._reader.commit(queue, offset)
             return
-        self._settle()
-        for owned in list(self._owned.values()):
+        self._ahead.settle()
+        for owned in list(self._ahead.owned.values()):
             await self._commit(owned)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Gives and reads no messages of these queues until they are resumed."""
-        for owned in map(self._owned_or_fail, list(queues)):
-            owned.paused = True
-            if owned in self._ready:
-                self._ready.remove(owned)
+        for owned in [self._find(queue) for queue in queues]:
+            self._ahead.pause(owned)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        for owned in map(self._owned_or_fail, list(queues)):
-            if owned.paused:
-                owned.paused = False
-                owned.has_room.set()
-                if owned.cached:
-                    self._make_ready(owned)
+        for owned in [self._find(queue) for queue in queues]:
+            self._ahead.resume(owned)
 
     # What the session asks of a member of a group.
 
@@ -329,13 +301,15 @@ class LitePullConsumer:
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
-            owned = self._owned.get(queue)
+            owned = self._ahead.owned.get(queue)
             if owned is not None and queue.topic == topic:
                 self._move(owned, offset)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         return {
-            queue: owned.done for queue, owned in self._owned.items() if queue.topic == topic and owned.done is not None
+            queue: owned.done
+            for queue, owned in self._ahead.owned.items()
+            if queue.topic == topic and owned.done is not None
         }
 
     def running_info(self) -> Mapping[str, object]:
@@ -343,8 +317,8 @@ class LitePullConsumer:
             "properties": {"consumerGroup": self.group, "PROP_CONSUME_TYPE": PULL},
             "subscriptionSet": list(self._subscriptions.values()),
             "mqTable": {
-                queue: {"commitOffset": owned.done or 0, "cachedMsgCount": len(owned.cached), "droped": False}
-                for queue, owned in self._owned.items()
+                queue: {"commitOffset": owned.done or 0, "cachedMsgCount": len(owned.waiting), "droped": False}
+                for queue, owned in self._ahead.owned.items()
             },
             "statusTable": {},
         }
@@ -354,6 +328,11 @@ class LitePullConsumer:
 
     # Sharing queues.
 
+    def _keep_balanced(self, balanced: bool) -> None:
+        if not self._is_balancing:
+            self._is_balancing = True
+            self._spawn(self._rebalance_regularly(balanced))
+
     async def _rebalance_regularly(self, balanced: bool) -> None:
         while True:
             try:
@@ -361,7 +340,11 @@ class LitePullConsumer:
                     await self._rebalance_asked.wait()
             except TimeoutError:
                 pass  # time to look again, told or not
-            balanced = await self._rebalance()
+            try:
+                balanced = await self._rebalance()
+            except RocketMQError as e:
+                balanced = False
+                self._note("join", f"group {self.group} can't be joined: {e}")
 
     async def _rebalance(self) -> bool:
         """Brings what is owned in line with what should be; False when that has to be tried again soon."""
@@ -389,8 +372,8 @@ class LitePullConsumer:
         if self._joined:
             await self._session.heartbeat()
         else:
-            self._joined = True
             await self._session.add_consumer(self)
+            self._joined = True
 
     async def _rebalance_topic(self, topic: str) -> bool:
         route = await self._session.routes.get(topic)
@@ -418,7 +401,10 @@ class LitePullConsumer:
                 failure = e
                 continue
             if answer.code == ResponseCode.SUCCESS:
-                return decode_body(ConsumerIds, answer.body).consumer_id_list
+                try:
+                    return decode_body(ConsumerIds, answer.body).consumer_id_list
+                except BadBody as e:
+                    answer.remark = str(e)
             failure = BrokerError(answer.code, answer.remark, broker)
         raise failure
 
@@ -426,51 +412,39 @@ class LitePullConsumer:
         """Ends what is not wanted, of the topic or of all, and begins what is new."""
         lost = [
             owned
-            for queue, owned in self._owned.items()
+            for queue, owned in self._ahead.owned.items()
             if queue not in wanted and (topic is None or queue.topic == topic)
         ]
         self._revoke(lost)
         for queue, subscription in wanted.items():
-            if queue not in self._owned:
-                self._begin(_Owned(queue, subscription, None, False))
+            if queue not in self._ahead.owned:
+                self._begin(Owned(queue, subscription))
 
-    def _begin(self, owned: _Owned) -> None:
-        self._owned[owned.queue] = owned
-        owned.task = asyncio.create_task(self._read(owned))
+    def _begin(self, owned: Owned) -> None:
+        self._ahead.add(owned)
+        owned.task = asyncio.get_running_loop().create_task(self._read(owned))
 
-    def _drop(self, owned: _Owned) -> None:
-        """Ends an owned queue without a word to the broker."""
-        if owned.task is not None:
-            owned.task.cancel()
-        if self._owned.get(owned.queue) is owned:
-            del self._owned[owned.queue]
-        if owned in self._ready:
-            self._ready.remove(owned)
-        self._handed.discard(owned)
-        self._cached -= len(owned.cached)
-        owned.cached.clear()
-
-    def _revoke(self, revoked: list[_Owned]) -> None:
+    def _revoke(self, revoked: list[Owned]) -> None:
         """Ends owned queues; what is done of them is committed on the way out."""
         for owned in revoked:
-            self._drop(owned)
+            self._ahead.drop(owned)
             if self._auto_commit:
                 task = asyncio.get_running_loop().create_task(self._commit_quietly(owned))
                 self._partings.add(task)
                 task.add_done_callback(self._partings.discard)
 
     def _revoke_topic(self, topic: str) -> None:
-        self._revoke([owned for owned in self._owned.values() if owned.queue.topic == topic])
+        self._revoke([owned for owned in self._ahead.owned.values() if owned.queue.topic == topic])
 
-    def _move(self, owned: _Owned, offset: int) -> None:
-        self._drop(owned)
-        moved = _Owned(owned.queue, owned.wanted, offset, owned.paused)
+    def _move(self, owned: Owned, offset: int) -> None:
+        self._ahead.drop(owned)
+        moved = Owned(owned.queue, owned.wanted, offset, owned.is_paused)
         moved.committed = owned.committed
         self._begin(moved)
 
     # Reading ahead.
 
-    async def _read(self, owned: _Owned) -> None:
+    async def _read(self, owned: Owned) -> None:
         name = str(owned.queue)
         pause_s = FIRST_PAUSE_S
         while True:
@@ -485,12 +459,11 @@ class LitePullConsumer:
                 pause_s = FIRST_PAUSE_S
                 self._note_ok(name)
 
-    async def _read_on(self, owned: _Owned) -> None:
-        while owned.paused or not owned.has_space(self._limits) or self._cached >= self._max_cached:
-            owned.has_room.clear()
-            await owned.has_room.wait()
+    async def _read_on(self, owned: Owned) -> None:
+        await self._ahead.wait_for_room(owned)
         if owned.next_pull is None:
-            owned.next_pull = owned.position = owned.done = await self._first_offset(owned.queue)
+            owned.begin_at(await self._first_offset(owned.queue))
+            assert owned.next_pull is not None
         pulled = await self._reader.pull_for(
             owned.wanted,
             owned.queue,
@@ -501,19 +474,10 @@ class LitePullConsumer:
         )
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning("%s has no offset %d; going on at %d", owned.queue, owned.next_pull, pulled.next_offset)
-        owned.next_pull = pulled.next_offset
         for offset, reason in pulled.unreadable.items():
             log.error("the message at offset %d of %s is left out: %s", offset, owned.queue, reason)
-        messages = [message for message in pulled.messages if message.queue_offset not in pulled.unreadable]
-        if messages:
-            owned.cached.extend(messages)
-            owned.cached_bytes += sum(len(message.body) for message in messages)
-            self._cached += len(messages)
-            if not owned.paused:
-                self._make_ready(owned)
-        elif not owned.cached and owned not in self._handed:
-            # Nothing of what was passed over is wanted: the place moves on, so that it is not read again.
-            owned.position = owned.done = pulled.next_offset
+        readable = [message for message in pulled.messages if message.queue_offset not in pulled.unreadable]
+        self._ahead.put(owned, readable, pulled.next_offset)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
         if self._partings:
@@ -526,51 +490,21 @@ class LitePullConsumer:
         except RocketMQError as e:
             log.debug("the route of %s is not known: %s", topic, e)
 
-    def _make_ready(self, owned: _Owned) -> None:
-        if owned not in self._ready:
-            self._ready.append(owned)
-        self._arrived.set()
-
-    def _take(self, max_count: int) -> list[Message]:
-        if not self._ready:
-            return []
-        owned = self._ready.popleft()
-        cached = owned.cached
-        taken = [cached.popleft() for _ in range(min(max_count, len(cached)))]
-        owned.cached_bytes -= sum(len(message.body) for message in taken)
-        owned.position = taken[-1].queue_offset + 1
-        self._handed.add(owned)
-        was_full = self._cached >= self._max_cached
-        self._cached -= len(taken)
-        if cached:
-            self._ready.append(owned)
-        owned.has_room.set()
-        if was_full:
-            for other in self._owned.values():
-                other.has_room.set()
-        return taken
-
     # Committing.
-
-    def _settle(self) -> None:
-        """What was handed out is done."""
-        for owned in self._handed:
-            owned.done = owned.position
-        self._handed.clear()
 
     async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._commit_interval_s)
-            for owned in list(self._owned.values()):
+            for owned in list(self._ahead.owned.values()):
                 await self._commit_quietly(owned)
 
-    async def _commit(self, owned: _Owned) -> None:
+    async def _commit(self, owned: Owned) -> None:
         offset = owned.done
         if offset is not None and offset != owned.committed:
             await self._reader.commit(owned.queue, offset)
             owned.committed = offset
 
-    async def _commit_quietly(self, owned: _Owned) -> None:
+    async def _commit_quietly(self, owned: Owned) -> None:
         where = f"commit to {owned.queue.broker_name}"
         try:
             await self._commit(owned)
@@ -590,8 +524,8 @@ class LitePullConsumer:
             self._failing.discard(what)
             log.info("group %s: %s works again", self.group, what)
 
-    def _owned_or_fail(self, queue: MessageQueue) -> _Owned:
-        owned = self._owned.get(queue)
+    def _find(self, queue: MessageQueue) -> Owned:
+        owned = self._ahead.owned.get(queue)
         if owned is None:
             raise ValueError(f"{queue} is not among the queues of this consumer; see assignment()")
         return owned
