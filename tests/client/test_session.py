@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from client.scripted import HOST, ScriptedBroker, scripted_cluster
+from skylark.client import session as module
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.session import Session, parse_name_servers
@@ -196,6 +197,23 @@ def test_a_broker_that_hangs_does_not_hang_the_caller() -> None:
             async with scripted_cluster("a") as cluster, Session(cluster.namesrv) as session:
                 with pytest.raises(RequestTimeout, match=address):
                     await session.ask_address(address, Frame(RequestCode.GET_MAX_OFFSET), 0.05)
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_leads_nowhere_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        with socket.create_server((HOST, 0)) as silent:
+            address = f"{HOST}:{silent.getsockname()[1]}"
+            async with scripted_cluster("a") as cluster, Session(cluster.namesrv) as session:
+                connection = await session.connect(address, LONG_S)
+                with pytest.raises(RequestTimeout):
+                    await session.ask_address(address, Frame(RequestCode.GET_MAX_OFFSET), 0.05)
+                assert connection.is_open, "too short a time to tell"
+                monkeypatch.setattr(module, "SILENCE_S", 0.05)
+                with pytest.raises(RequestTimeout):
+                    await session.ask_address(address, Frame(RequestCode.GET_MAX_OFFSET), 0.05)
+                assert not connection.is_open
 
     asyncio.run(run())
 

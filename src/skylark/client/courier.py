@@ -21,7 +21,7 @@ from skylark.client.faults import Faults
 from skylark.client.message import MessageQueue, Receipt, SendStatus
 from skylark.client.routes import MAX_TOPICS, TopicRoute
 from skylark.client.sending import SendContext, SendHook, Sending, Slots, now_ms
-from skylark.client.session import Session
+from skylark.client.session import Session, drop_if_silent
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -319,6 +319,7 @@ class Courier:
             assert sending.connection is not None
             assert sending.queue is not None
             sending.connection.forget(sending.opaque)
+            drop_if_silent(sending.connection, sending.started_s, now_s)
             waited_s = now_s - sending.started_s
             error = RequestTimeout(f"no answer from {sending.queue.broker_name} within {waited_s:.3g} s")
             self._failed(sending, error, can_retry=True)

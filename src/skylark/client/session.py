@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S: Final = 30.0
 ROUTE_INTERVAL_S: Final = 30.0
+SILENCE_S: Final = 1.0  # a shorter time without an answer says nothing about the connection
 
 
 class ConsumerMember(Protocol):
@@ -105,6 +106,16 @@ def local_ip() -> str:
         except OSError:
             return "127.0.0.1"
     return ip
+
+
+def drop_if_silent(connection: Connection, began_s: float, now_s: float) -> None:
+    """After a request that got no answer: a connection on which nothing came since may lead nowhere any more.
+
+    A network that lost its peer does not say so for many minutes; a new connection shows at once whether it is there.
+    """
+    if connection.last_received_s < began_s <= now_s - SILENCE_S:
+        log.info("%r said nothing for %.1f s; its connection is closed", connection, now_s - began_s)
+        connection.abort()
 
 
 class Session:
@@ -258,14 +269,16 @@ class Session:
         connection.notify(request)
 
     async def ask_address(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        clock_s = asyncio.get_running_loop().time
+        deadline_s = clock_s() + timeout_s
         connection = self.ready_connection(address)
         if connection is None:
-            begun = time.monotonic()
             connection = await self.connect(address, timeout_s)
-            timeout_s -= time.monotonic() - begun
+        began_s = clock_s()
         try:
-            return await connection.request(request, timeout_s)
+            return await connection.request(request, deadline_s - began_s)
         except TimeoutError:
+            drop_if_silent(connection, began_s, clock_s())
             raise RequestTimeout(f"no answer from broker {address} within {timeout_s:.3g} s") from None
         except ConnectionError as e:
             raise NotReachable(str(e)) from e
@@ -374,11 +387,14 @@ class Session:
             consumer_data_set=[member.data() for member in self._consumers.values()],
             producer_data_set=[ProducerData(group_name=group) for group in self._producers],
         )
+        clock_s = asyncio.get_running_loop().time
+        began_s = clock_s()
         try:
             answer = await connection.request(
                 Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)), self.request_timeout_s
             )
         except TimeoutError:
+            drop_if_silent(connection, began_s, clock_s())
             self._note_beat(address, "it does not answer")
         except ConnectionError as e:
             self._note_beat(address, str(e))
