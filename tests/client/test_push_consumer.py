@@ -141,15 +141,17 @@ def test_a_slow_listener_does_not_fill_the_memory() -> None:
     asyncio.run(main())
 
 
-def test_a_body_that_cannot_be_inflated_ends_in_the_dead_letters() -> None:
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_body_that_cannot_be_inflated_ends_in_the_dead_letters(orderly: bool) -> None:
     async def main() -> None:
         inbox = Inbox()
         async with cluster_with(0) as (cluster, session, [queue]):
             await send(session, queue, b"not zlib", sys_flag=SYS_COMPRESSED)
             await send(session, queue, b"fine")
-            async with consumer_of(cluster, "g", inbox, max_reconsume_times=0):
+            limit = None if orderly else 0
+            async with consumer_of(cluster, "g", inbox, orderly=orderly, max_reconsume_times=limit, suspend_s=0.01):
                 await inbox.wait(1)
-                await eventually(lambda: inbox.bodies == [b"fine"])
+                assert inbox.bodies == [b"fine"]
             assert await RemoteOffsets(session, "g").fetch(queue) == 2
             route = await session.routes.get("%DLQ%g", refresh=True)
             assert len(route.read_queues) == 1

@@ -18,14 +18,13 @@ group must subscribe to the same: each handler gets the messages of its topic.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self, TypeVar
 
 from skylark.client.errors import ClientClosed, InvalidMessage
-from skylark.client.listening import Listener
+from skylark.client.listening import Listener, is_asynchronous
 from skylark.client.message import Message
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import Filter, PushConsumer
@@ -183,7 +182,7 @@ def _dispatcher(subscriptions: list[_Subscription]) -> Listener:
 
     async def dispatch(message: Message) -> Any:
         handler = handlers[message.topic]
-        if inspect.iscoroutinefunction(handler):
+        if is_asynchronous(handler):
             return await handler(message)
         return await asyncio.to_thread(handler, message)
 

@@ -134,6 +134,10 @@ class Assignments:
     def queues(self) -> list[MessageQueue]:
         return list(self._owned)
 
+    @property
+    def leaving(self) -> list[MessageQueue]:
+        return list(self._leaving)
+
     def of_topic(self, topic: str) -> set[MessageQueue]:
         return {queue for queue in self._owned if queue.topic == topic}
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 RETRY_HERE_S: Final = 5.0
 EXPIRED_DELAY_LEVEL: Final = 3
+DEAD_LETTER_LEVEL: Final = -1
 NEVER: Final = 0x7FFFFFFF
 _MAX_SWEEP_S: Final = 60.0
 _TURNS_BEFORE_YIELD: Final = 64
@@ -75,12 +76,11 @@ class Consumption:
         """The listener's verdict; a message that can't be read fails without it."""
         began_ms = self._now_ms()
         reason = assignment.unreadable.get(batch[0].queue_offset)
-        with assignment.working():
-            if reason is not None:
-                log.warning("message %s of %s can't be consumed: %s", batch[0].msg_id, batch[0].topic, reason)
-                outcome = Outcome(0)
-            else:
-                outcome = await self._listening.consume(assignment.queue, batch)
+        if reason is not None:
+            log.warning("message %s of %s can't be consumed: %s", batch[0].msg_id, batch[0].topic, reason)
+            outcome = Outcome(0)
+        else:
+            outcome = await self._listening.consume(assignment.queue, batch)
         assignment.last_consume_ms = now_ms = self._now_ms()
         tally = self.tallies.setdefault(assignment.queue.topic, Tally())
         tally.ok += outcome.done
@@ -219,7 +219,10 @@ class ConcurrentConsumption(Consumption):
         kept = []
         for message in failed:
             # One that is not in the buffer any more took too long and was given back already.
-            if message.queue_offset in assignment.buffer and not await self._returns.send_back(message, delay_level):
+            if message.queue_offset not in assignment.buffer:
+                continue
+            is_readable = message.queue_offset not in assignment.unreadable
+            if not await self._returns.send_back(message, delay_level, may_send_anew=is_readable):
                 message.reconsume_times += 1
                 kept.append(message)
         return kept
@@ -293,6 +296,7 @@ class OrderlyConsumption(Consumption):
         await asyncio.gather(*(assignment.cancel() for assignment in self._begun))
 
     async def _work(self, assignment: Assignment) -> None:
+        turns = 0
         while not assignment.revoked:
             batch = next(iter(self._batches(assignment, assignment.buffer.first(self._batch_size))), None)
             if batch is None:
@@ -305,10 +309,15 @@ class OrderlyConsumption(Consumption):
             suspend_s = None
             async with self._slots:
                 if not assignment.revoked:
-                    suspend_s = await self._consume(assignment, batch)
+                    try:
+                        suspend_s = await self._consume(assignment, batch)
+                    except Exception:
+                        log.exception("a batch of %r was not settled; it is tried again", assignment)
+                        suspend_s = self._suspend_s
+            turns += 1
             if suspend_s is not None:
                 await asyncio.sleep(min(max(suspend_s, _MIN_SUSPEND_S), _MAX_SUSPEND_S))
-            else:
+            elif turns % _TURNS_BEFORE_YIELD == 0:
                 await asyncio.sleep(0)
 
     async def _is_locked(self, assignment: Assignment) -> bool:
@@ -339,9 +348,14 @@ class OrderlyConsumption(Consumption):
 
     async def _count_tries(self, assignment: Assignment, failed: list[Message]) -> None:
         """Those that were tried too often become dead letters, the others have one more try behind them."""
+        assert self._returns is not None
         for message in failed:
-            is_spent = message.reconsume_times >= self._max_times
-            if is_spent and self._returns is not None and await self._returns.send_anew(message):
+            if message.queue_offset in assignment.unreadable:
+                # Trying again in place would never end.
+                is_gone = await self._returns.send_back(message, DEAD_LETTER_LEVEL, may_send_anew=False)
+            else:
+                is_gone = message.reconsume_times >= self._max_times and await self._returns.send_anew(message)
+            if is_gone:
                 self._finish(assignment, [message])
             else:
                 message.reconsume_times += 1

@@ -88,6 +88,11 @@ class ConsumeHook:
         """When it is known how it went."""
 
 
+def is_asynchronous(listener: Listener) -> bool:
+    """Whether it is a coroutine function, or an object that is called like one."""
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__)
+
+
 class Listening:
     """Calls the listener and the hooks."""
 
@@ -107,7 +112,7 @@ class Listening:
         self._call = self._bind(listener)
 
     def _bind(self, listener: Listener) -> Callable[[Any], Awaitable[Any]]:
-        if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
+        if is_asynchronous(listener):
             return listener
 
         async def call_in_thread(given: Any) -> Any:

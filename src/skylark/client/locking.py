@@ -27,6 +27,7 @@ class QueueLocks:
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
+        self._failing: set[str] = set()
 
     async def lock(self, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """The queues that are locked for this member now, and those whose broker did not answer."""
@@ -43,10 +44,14 @@ class QueueLocks:
         """Locked queues as a set; all queues as a list when it is not known whether they are."""
         try:
             answer = await self._ask(RequestCode.LOCK_BATCH_MQ, broker, queues)
-            return set(decode_body(LockedQueues, answer.body).lock_ok_mq_set)
+            locked = set(decode_body(LockedQueues, answer.body).lock_ok_mq_set)
         except (RocketMQError, BadBody) as e:
-            log.warning("%s can't lock %d queues at %s: %s", self._group, len(queues), broker, e)
+            if broker not in self._failing:
+                self._failing.add(broker)
+                log.warning("%s can't lock queues at %s and goes on trying: %s", self._group, broker, e)
             return queues
+        self._failing.discard(broker)
+        return locked
 
     async def _unlock(self, broker: str, queues: list[MessageQueue]) -> None:
         try:

@@ -294,6 +294,11 @@ class PullLoop:
             except RocketMQError as e:
                 await self._back_off(e)
                 continue
+            except Exception as e:
+                log.exception("%s can't make sense of what %s answers", self._group, self._queue.broker_name)
+                self._failures += 1
+                await self._back_off(NotReachable(str(e)))
+                continue
             self._note_success()
             self._broker_id = pulled.suggested_broker_id
             if pulled.status is PullStatus.OFFSET_ILLEGAL:

@@ -16,7 +16,6 @@ Leaving `async with` finishes what the listener is working on, commits, and leav
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,7 +27,7 @@ from skylark.client import allocate
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError, RouteNotFound
-from skylark.client.listening import ConsumeHook, Listener, Listening
+from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynchronous
 from skylark.client.locking import QueueLocks
 from skylark.client.message import Message
 from skylark.client.offsets import LocalOffsets, Offsets, RemoteOffsets
@@ -153,7 +152,8 @@ class PushConsumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._executor: ThreadPoolExecutor | None = None
         self._leave_routes: Callable[[], None] = lambda: None
-        # Made by `start`, where it is known what they need.
+        # Made by `start`, when all that they need is known.
+        self._is_built = False
         self._offsets: Offsets
         self._listening: Listening
         self._consumption: ConcurrentConsumption | OrderlyConsumption
@@ -314,7 +314,7 @@ class PushConsumer:
 
     def _build(self, listener: Listener) -> None:
         session, group = self._session, self._group
-        if not inspect.iscoroutinefunction(listener):
+        if not is_asynchronous(listener):
             self._executor = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"listener of {group}")
         self._listening = Listening(
             listener, group=group, takes_batches=self._takes_batches, hooks=self._hooks, executor=self._executor
@@ -371,6 +371,7 @@ class PushConsumer:
             now_ms=_now_ms,
         )
         self._rates = Rates(self._started_ms)
+        self._is_built = True
 
     async def _stop(self) -> None:
         self._leave_routes()
@@ -378,7 +379,7 @@ class PushConsumer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if hasattr(self, "_rebalance"):
+        if self._is_built:
             for assignment in self._assignments:
                 assignment.revoke()
             await self._consumption.stop(self._shutdown_timeout_s)

@@ -69,7 +69,7 @@ class Rebalance:
         self._now_ms = now_ms
         self._releases: set[asyncio.Task[None]] = set()
         self._locking: set[MessageQueue] = set()  # asked for, and not owned yet
-        self._complaints: set[str] = set()
+        self._complaints: set[object] = set()
 
     async def run(self) -> bool:
         """Brings what is owned in line with what should be; False when that has to be tried again soon."""
@@ -184,10 +184,14 @@ class Rebalance:
     async def _start_of(self, queue: MessageQueue) -> int | None:
         self._offsets.forget(queue)
         try:
-            return await self._find_start(queue)
+            start = await self._find_start(queue)
         except RocketMQError as e:
-            log.warning("%s can't find out where to start in %s: %s", self._group, queue, e)
+            if queue not in self._complaints:
+                self._complaints.add(queue)
+                log.warning("%s can't find out where to start in %s and goes on trying: %s", self._group, queue, e)
             return None
+        self._complaints.discard(queue)
+        return start
 
     async def restart(self, assignment: Assignment, offset: int) -> None:
         """Goes on with a queue from another offset: the old assignment ends, a new one begins."""
@@ -222,8 +226,9 @@ class Rebalance:
         """Commits everything and gives the locks back, also those that were just being taken."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
-        await self._offsets.persist(self._assignments.queues)
+        queues = {*self._assignments.queues, *self._assignments.leaving}
+        await self._offsets.persist(queues)
         if self._locks is not None:
-            await self._locks.unlock({*self._assignments.queues, *self._locking})
+            await self._locks.unlock(queues | self._locking)
         for assignment in self._assignments:
             await assignment.cancel()

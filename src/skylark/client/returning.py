@@ -57,8 +57,8 @@ class Returns:
         self._max_times = max_reconsume_times
         self._now_ms = now_ms
 
-    async def send_back(self, message: Message, delay_level: int) -> bool:
-        """Gives a message back; False when neither way worked, and it has to be tried here again."""
+    async def send_back(self, message: Message, delay_level: int, *, may_send_anew: bool = True) -> bool:
+        """Gives a message back; False when that did not work, and it has to be tried here again."""
         header = ConsumerSendMsgBack(
             offset=message.log_offset,
             group=self._group,
@@ -73,8 +73,8 @@ class Returns:
             if answer.code != ResponseCode.SUCCESS:
                 raise BrokerError(answer.code, answer.remark, message.broker)
         except RocketMQError as e:
-            log.warning("%s did not take message %s back, it is sent anew: %s", message.broker, message.msg_id, e)
-            return await self.send_anew(message)
+            log.warning("%s did not take message %s back: %s", message.broker, message.msg_id, e)
+            return may_send_anew and await self.send_anew(message)
         return True
 
     async def send_anew(self, message: Message) -> bool:
