@@ -20,6 +20,8 @@ from skylark.client.pulling import Limits
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.testing import LocalCluster
+from skylark.wire.codes import RequestCode
+from skylark.wire.frame import Frame
 from skylark.wire.message import SYS_COMPRESSED
 
 QUICK_RETRIES = {"messageDelayLevel": " ".join(["1s"] * 18)}
@@ -74,7 +76,7 @@ def test_closing_finishes_what_is_in_hand_and_commits_it(orderly: bool) -> None:
             in_hand = 1 if orderly else 3
             await gate.entered.wait(in_hand)
             closing = asyncio.create_task(consumer.close())
-            await eventually(lambda: consumer._consumption._stopping)
+            await eventually(lambda: consumer._closed.is_set())
             assert not closing.done()
             gate.open()
             await closing
@@ -130,7 +132,7 @@ def test_a_slow_listener_does_not_fill_the_memory() -> None:
             limits = Limits(messages=40)
             async with consumer_of(cluster, "g", gate, limits=limits, concurrency=2) as consumer:
                 await gate.entered.wait(2)
-                assignment = consumer._assignments.get(queue)
+                assignment = consumer._member.assignments.get(queue)  # type: ignore[union-attr]
                 assert assignment is not None
                 await eventually(lambda: len(assignment.buffer) > 40)
                 assert len(assignment.buffer) <= 40 + 32
@@ -313,7 +315,7 @@ def test_a_topic_may_come_into_being_later() -> None:
 def test_one_session_serves_several_groups() -> None:
     async def main() -> None:
         inboxes = [Inbox(), Inbox()]
-        async with cluster_with(3) as (cluster, session, _):
+        async with cluster_with(3) as (cluster, session, [queue]):
             one = consumer_of(cluster, "one", inboxes[0], session=session)
             two = consumer_of(cluster, "two", inboxes[1], session=session)
             async with one, two:
@@ -322,6 +324,13 @@ def test_one_session_serves_several_groups() -> None:
                 twice = consumer_of(cluster, "one", Inbox(), session=session)
                 with pytest.raises(RocketMQError, match="already"):
                     await twice.start()
+                await send(session, queue, b"more")
+                for inbox in inboxes:
+                    await inbox.wait(4)
+                answer = await session.ask_broker(
+                    "broker-a", Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "one"})
+                )
+                assert session.client_id.encode() in answer.body
             assert session.is_running
 
     asyncio.run(main())

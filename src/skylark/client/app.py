@@ -25,9 +25,10 @@ from typing import Any, Final, Self, TypeVar
 
 from skylark.client.errors import ClientClosed, InvalidMessage
 from skylark.client.listening import Listener, is_asynchronous
+from skylark.client.membership import Filter
 from skylark.client.message import Message
 from skylark.client.producer import Producer
-from skylark.client.push_consumer import Filter, PushConsumer
+from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

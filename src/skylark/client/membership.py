@@ -1,0 +1,419 @@
+"""A running member of a consumer group: everything that a push consumer has between its start and its end.
+
+It ties the pieces together, one of each a member: the rebalance gives and takes queues, a pull loop each fills their
+buffers, the consumption empties them into the listener, and the offsets remember how far that got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from skylark.client.allocate import Strategy
+from skylark.client.assignment import Assignment, Assignments
+from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
+from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
+from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynchronous
+from skylark.client.locking import QueueLocks
+from skylark.client.message import Message
+from skylark.client.offsets import LocalOffsets, Offsets, RemoteOffsets
+from skylark.client.pulling import Limits, Pulled, PullLoop
+from skylark.client.rebalance import QueuesChanged, Rebalance
+from skylark.client.reporting import Rates, direct_result, running_info
+from skylark.client.returning import Returns
+from skylark.client.session import Session
+from skylark.client.starting import Start, start_of
+from skylark.client.subscriptions import restore_topic, retry_topic
+from skylark.wire.bodies import (
+    BROADCASTING,
+    CLUSTERING,
+    PUSH,
+    CheckClient,
+    ConsumerData,
+    MessageQueue,
+    Subscription,
+    encode_body,
+)
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+
+log = logging.getLogger(__name__)
+
+DEFAULT_RECONSUME_TIMES: Final = 16
+_CLIENT_VERSION: Final = "V5_5_0"
+_UNBALANCED_WAIT_S: Final = 1.0
+_MAX_HASTY_TRIES: Final = 60
+_LOCK_INTERVAL_S: Final = 20.0
+
+Filter = Callable[[Message], bool]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `PushConsumer` was told; it says what each means."""
+
+    is_broadcasting: bool
+    is_orderly: bool
+    start: Start
+    concurrency: int
+    batch_size: int | None
+    max_reconsume_times: int | None
+    consume_timeout_s: float
+    suspend_s: float
+    strategy: Strategy
+    pull_batch_size: int
+    pull_interval_s: float
+    limits: Limits
+    commit_interval_s: float
+    rebalance_interval_s: float
+    shutdown_timeout_s: float
+    hooks: tuple[ConsumeHook, ...]
+    queues_changed: QueuesChanged | None
+    offsets_directory: Path | None
+
+    @property
+    def reconsume_limit(self) -> int:
+        if self.max_reconsume_times is not None:
+            return self.max_reconsume_times
+        return NEVER if self.is_orderly else DEFAULT_RECONSUME_TIMES
+
+
+class Membership:
+    """One member, from `start` to `stop`. It is what the session knows of the consumer."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        options: Options,
+        listener: Listener,
+        subscriptions: dict[str, Subscription],
+        filters: Mapping[str, Filter],
+        running: asyncio.Event,
+    ) -> None:
+        """`subscriptions` and `filters` may change later on; `running` is clear while the consumer is paused."""
+        self._session = session
+        self._group = group
+        self._options = options
+        self.subscriptions = subscriptions
+        self.filters = filters
+        self._running = running
+        self._started_ms = now_ms()
+        self.assignments = Assignments()
+        self._executor = None
+        if not is_asynchronous(listener):
+            self._executor = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"listener of {group}")
+        self._listening = Listening(
+            listener,
+            group=group,
+            takes_batches=options.batch_size is not None,
+            hooks=options.hooks,
+            executor=self._executor,
+        )
+        self.offsets: Offsets
+        if options.is_broadcasting:
+            self.offsets = LocalOffsets(session.client_id, group, options.offsets_directory)
+        else:
+            self.offsets = RemoteOffsets(session, group)
+        self._has_locks = options.is_orderly and not options.is_broadcasting
+        self.consumption = self._build_consumption()
+        self._rebalance = Rebalance(
+            session,
+            group,
+            subscriptions,
+            self.assignments,
+            self.offsets,
+            strategy=options.strategy,
+            is_broadcasting=options.is_broadcasting,
+            locks=QueueLocks(session, group) if self._has_locks else None,
+            find_start=lambda queue: start_of(session, self.offsets, queue, options.start),
+            begin=self._begin,
+            queues_changed=options.queues_changed,
+            now_ms=now_ms,
+        )
+        self._rebalance_wanted = asyncio.Event()
+        self._has_joined = False
+        self._rates = Rates(self._started_ms)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leave_routes: Callable[[], None] = lambda: None
+
+    def _build_consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
+        options = self._options
+        returns = None
+        if not options.is_broadcasting:
+            returns = Returns(self._session, self._group, options.reconsume_limit, now_ms)
+        if options.is_orderly:
+            return OrderlyConsumption(
+                self._listening,
+                self.offsets,
+                returns,
+                group=self._group,
+                batch_size=options.batch_size or 1,
+                running=self._running,
+                now_ms=now_ms,
+                concurrency=options.concurrency,
+                suspend_s=options.suspend_s,
+                max_reconsume_times=options.reconsume_limit,
+                relock=self._relock if self._has_locks else None,
+            )
+        return ConcurrentConsumption(
+            self._listening,
+            self.offsets,
+            returns,
+            group=self._group,
+            batch_size=options.batch_size or 1,
+            running=self._running,
+            now_ms=now_ms,
+            concurrency=options.concurrency,
+            timeout_s=options.consume_timeout_s,
+        )
+
+    # Life.
+
+    async def start(self) -> None:
+        """Joins the group and takes the first queues."""
+        await asyncio.gather(*(self._learn_route(topic) for topic in list(self.subscriptions)))
+        await self._check_filters()
+        if isinstance(self.offsets, LocalOffsets):
+            await asyncio.to_thread(self.offsets.load)
+        self._leave_routes = self._session.routes.subscribe(lambda route: self._route_changed(route.topic))
+        self.consumption.start()
+        await self._join()
+        balanced = await self._rebalance.run()
+        self._spawn(self._rebalance_forever(balanced))
+        self._spawn(self._commit_forever())
+        if self._has_locks:
+            self._spawn(self._lock_forever())
+
+    async def _join(self) -> None:
+        self._has_joined = True
+        try:
+            await self._session.add_consumer(self)
+        except RocketMQError:
+            self._has_joined = False  # and so it must not leave: another consumer is the group's member here
+            raise
+
+    async def stop(self) -> None:
+        """Finishes what the listener is working on, commits, and leaves the group."""
+        self._leave_routes()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for assignment in self.assignments:
+            assignment.revoke()
+        await self.consumption.stop(self._options.shutdown_timeout_s)
+        await self._rebalance.close()
+        if self._has_joined:
+            await self._session.remove_consumer(self._group)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def commit(self) -> None:
+        await self.offsets.persist(self.assignments.queues)
+
+    def announce(self, topic: str | None) -> None:
+        """Tells the brokers, in the background, that a subscription changed; `topic` is one that is new."""
+        self._spawn(self._announce(topic))
+
+    # What the session calls.
+
+    @property
+    def group(self) -> str:
+        return self._group
+
+    def data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self._group,
+            consume_type=PUSH,
+            message_model=BROADCASTING if self._options.is_broadcasting else CLUSTERING,
+            consume_from_where=self._options.start.apache_name,
+            subscription_data_set=list(self.subscriptions.values()),
+        )
+
+    def rebalance_soon(self) -> None:
+        self._rebalance_wanted.set()
+
+    def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
+            assignment = self.assignments.get(queue)
+            if assignment is not None and queue.topic == topic:
+                self._spawn(self._rebalance.restart(assignment, offset))
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        return self.offsets.table(topic)
+
+    def running_info(self) -> dict[str, object]:
+        at_ms = now_ms()
+        statuses = {topic: self._rates.status(topic, at_ms, self.consumption.tallies) for topic in self.subscriptions}
+        properties = {
+            "PROP_CLIENT_VERSION": _CLIENT_VERSION,
+            "PROP_CONSUMEORDERLY": str(self._options.is_orderly).lower(),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CONSUME_TYPE": PUSH,
+            "PROP_NAMESERVER_ADDR": ";".join(self._session.name_servers),
+            "PROP_THREADPOOL_CORE_SIZE": str(self._options.concurrency),
+        }
+        return running_info(properties, self.subscriptions.values(), self.assignments, self.offsets, statuses, at_ms)
+
+    async def consume_directly(self, message: Message) -> dict[str, object]:
+        restore_topic(message, self._group)
+        began_ms = now_ms()
+        outcome = await self._listening.consume(message.queue, [message])
+        return direct_result(outcome, is_orderly=self._options.is_orderly, spent_ms=now_ms() - began_ms)
+
+    # In the background.
+
+    async def _learn_route(self, topic: str) -> None:
+        try:
+            await self._session.routes.get(topic)
+        except RouteNotFound as e:
+            if topic != retry_topic(self._group):
+                log.warning("%s subscribes to a topic that does not exist yet: %s", self._group, e)
+
+    async def _check_filters(self) -> None:
+        """Asks a broker whether it understands what is not a tag expression. Raises BrokerError."""
+        for subscription in self.subscriptions.values():
+            route = self._session.routes.known(subscription.topic)
+            if subscription.is_by_tag or route is None:
+                continue
+            check = CheckClient(client_id=self._session.client_id, group=self._group, subscription_data=subscription)
+            broker = next(iter(route.brokers))
+            request = Frame(RequestCode.CHECK_CLIENT_CONFIG, {}, encode_body(check))
+            answer = await self._session.ask_broker(broker, request, broker_id=None)
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, answer.remark, broker)
+
+    async def _announce(self, topic: str | None) -> None:
+        if topic is not None:
+            await self._learn_route(topic)
+        await self._session.heartbeat()
+        self.rebalance_soon()
+
+    def _route_changed(self, topic: str) -> None:
+        if topic in self.subscriptions:
+            self.rebalance_soon()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: something went wrong in the background", self._group, exc_info=error)
+
+    async def _rebalance_forever(self, balanced: bool) -> None:
+        tries = 0
+        while True:
+            tries = 0 if balanced else tries + 1
+            hasty = not balanced and tries <= _MAX_HASTY_TRIES
+            try:
+                async with asyncio.timeout(_UNBALANCED_WAIT_S if hasty else self._options.rebalance_interval_s):
+                    await self._rebalance_wanted.wait()
+            except TimeoutError:
+                pass
+            self._rebalance_wanted.clear()
+            try:
+                balanced = await self._rebalance.run()
+            except Exception:
+                balanced = False
+                log.exception("%s could not share out its queues", self._group)
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.commit_interval_s)
+            self._rates.sample(now_ms(), self.consumption.tallies)
+            try:
+                await self.commit()
+            except RocketMQError as e:
+                log.warning("%s can't commit: %s", self._group, e)
+
+    async def _lock_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_LOCK_INTERVAL_S)
+            await self._rebalance.renew_locks()
+
+    def _relock(self, _queue: MessageQueue) -> None:
+        self._spawn(self._rebalance.renew_locks())
+
+    def _begin(self, assignment: Assignment, offset: int) -> None:
+        self.consumption.begin(assignment)
+        loop = PullLoop(
+            self._session,
+            self._group,
+            assignment.queue,
+            assignment.buffer,
+            _QueueSink(self, assignment, commits=not self._options.is_broadcasting),
+            limits=self._options.limits,
+            max_messages=self._options.pull_batch_size,
+            running=self._running,
+            interval_s=self._options.pull_interval_s,
+            now_ms=now_ms,
+        )
+        assignment.start_pulling(loop, offset)
+
+    def restart(self, assignment: Assignment, offset: int) -> None:
+        """Goes on from another offset, in the background."""
+        self._spawn(self._rebalance.restart(assignment, offset))
+
+    def wants(self, message: Message) -> bool:
+        """Whether the user's own filter, if there is one, lets the message through."""
+        restore_topic(message, self._group)
+        wanted = self.filters.get(message.topic)
+        if wanted is None:
+            return True
+        try:
+            return wanted(message)
+        except Exception:
+            log.exception("the filter of topic %s failed; the message is consumed", message.topic)
+            return True
+
+
+class _QueueSink:
+    """What the pull loop of one assignment works for."""
+
+    def __init__(self, member: Membership, assignment: Assignment, *, commits: bool) -> None:
+        self._member = member
+        self._assignment = assignment
+        self._commits = commits
+
+    def subscription(self) -> Subscription | None:
+        return self._member.subscriptions.get(self._assignment.queue.topic)
+
+    def commit_offset(self) -> int:
+        return self._member.offsets.known(self._assignment.queue) if self._commits else -1
+
+    def found(self, pulled: Pulled) -> None:
+        member, assignment = self._member, self._assignment
+        if assignment.revoked:
+            return
+        assignment.unreadable.update(pulled.unreadable)
+        messages = assignment.buffer.put(pulled.messages)
+        if member.filters:
+            unwanted = [message for message in messages if not member.wants(message)]
+            if unwanted:
+                gone = {message.queue_offset for message in unwanted}
+                messages = [message for message in messages if message.queue_offset not in gone]
+                member.consumption.skip(assignment, unwanted)
+        if messages:
+            member.consumption.take(assignment, messages)
+
+    def nothing_until(self, next_offset: int) -> None:
+        # Only if nothing before it is unfinished.
+        if not len(self._assignment.buffer) and not self._assignment.revoked:
+            self._member.offsets.update(self._assignment.queue, next_offset)
+
+    def moved(self, next_offset: int) -> None:
+        self._member.restart(self._assignment, next_offset)
