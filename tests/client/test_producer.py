@@ -112,7 +112,7 @@ def test_an_attempt_may_have_a_timeout_of_its_own() -> None:
     async def run() -> None:
         async with (
             scripted_cluster("a", "b", orders=1) as cluster,
-            Producer(cluster.namesrv, attempt_timeout_s=0.05, timeout_s=LONG_S) as producer,
+            Producer(cluster.namesrv, attempt_timeout_s=0.5, retries=20, timeout_s=LONG_S) as producer,
         ):
             cluster.brokers[0].answer = never
             receipts = [await producer.send("orders", b"x") for _ in range(4)]
@@ -126,7 +126,9 @@ def test_a_slow_broker_is_avoided() -> None:
     async def run() -> None:
         async with (
             scripted_cluster("a", "b", orders=2) as cluster,
-            Producer(cluster.namesrv, avoid_slow_brokers=True, attempt_timeout_s=0.05, timeout_s=LONG_S) as producer,
+            Producer(
+                cluster.namesrv, avoid_slow_brokers=True, attempt_timeout_s=0.5, retries=20, timeout_s=LONG_S
+            ) as producer,
         ):
             cluster.brokers[0].answer = never
             for _ in range(8):
