@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skylark.client.offsets import UNKNOWN, LocalOffsets, default_directory
+from client.plain import send
+from skylark.client.errors import NotReachable
+from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, default_directory
+from skylark.client.session import Session
+from skylark.testing import LocalCluster
 from skylark.wire.bodies import MessageQueue
 
 FIRST = MessageQueue("broker-a", 0, "t")
@@ -70,7 +74,8 @@ def test_what_is_not_persisted_keeps_its_place_in_the_file(tmp_path: Path) -> No
         again = local(tmp_path)
         again.update(FIRST, 9)
         await again.persist([FIRST])
-        assert await again.fetch(SECOND) == 2
+        assert again.known(SECOND) == UNKNOWN
+        assert await again.fetch(SECOND) == again.known(SECOND) == 2
         assert await again.fetch(FIRST) == 9
         assert await again.fetch(MessageQueue("broker-b", 0, "t")) == UNKNOWN
 
@@ -123,5 +128,43 @@ def test_a_directory_that_cannot_be_written_loses_nothing(tmp_path: Path) -> Non
         offsets.path.parent.unlink()
         await offsets.persist([FIRST])
         assert await offsets.fetch(FIRST) == 5
+
+    asyncio.run(scenario())
+
+
+def test_what_is_stored_does_not_replace_what_is_known(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        offsets.update(FIRST, 5)
+        await offsets.persist([FIRST])
+        offsets.update(FIRST, 8)
+        assert await offsets.fetch(FIRST) == 5
+        assert offsets.known(FIRST) == 8
+
+    asyncio.run(scenario())
+
+
+def test_a_groups_offsets_lie_at_its_broker() -> None:
+    async def scenario() -> None:
+        async with LocalCluster(topics={"t": 2}) as cluster, Session(cluster.name_servers) as session:
+            first, second = (await session.routes.get("t")).read_queues
+            offsets = RemoteOffsets(session, "g")
+            assert await offsets.fetch(first, is_strict=True) == UNKNOWN
+            await send(session, first, b"young")
+            assert await offsets.fetch(first, is_strict=True) == UNKNOWN
+            assert await offsets.fetch(first) == 0
+            offsets.update(first, 5)
+            await offsets.persist([first, second])
+            assert await RemoteOffsets(session, "g").fetch(first) == 5
+            assert await RemoteOffsets(session, "other").fetch(first, is_strict=True) == UNKNOWN
+
+            await cluster.broker.stop()
+            offsets.update(first, 6)
+            await offsets.persist([first])
+            with pytest.raises(NotReachable):
+                await offsets.fetch(second)
+            await cluster.broker.start()
+            await offsets.persist([first])
+            assert await RemoteOffsets(session, "g").fetch(first) == 6
 
     asyncio.run(scenario())

@@ -75,6 +75,12 @@ class _Memory:
         self._offsets[queue] = offset
         self._dirty.add(queue)
 
+    def _learn(self, queue: MessageQueue, stored: int) -> int:
+        """Remembers what is stored, unless something newer is known."""
+        if stored != UNKNOWN:
+            self._offsets.setdefault(queue, stored)
+        return stored
+
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)
         self._dirty.discard(queue)
@@ -101,7 +107,7 @@ class RemoteOffsets(_Memory):
             return UNKNOWN
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, queue.broker_name)
-        return int(answer.fields["offset"])
+        return self._learn(queue, int(answer.fields["offset"]))
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         dirty = [queue for queue in queues if queue in self._dirty]
@@ -155,7 +161,7 @@ class LocalOffsets(_Memory):
 
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         stored = await asyncio.to_thread(self._read)
-        return stored.offset_table.get(queue, UNKNOWN)
+        return self._learn(queue, stored.offset_table.get(queue, UNKNOWN))
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         wanted = list(queues)

@@ -37,8 +37,6 @@ class Rates:
             "consumeFailedTPS": (now.failed - then.failed) / seconds,
             "consumeOKTPS": (now.ok - then.ok) / seconds,
             "consumeRT": (now.spent_ms - then.spent_ms) / calls if calls else 0.0,
-            "pullRT": 0.0,
-            "pullTPS": calls / seconds,
         }
 
 
