@@ -32,14 +32,21 @@ HANGS_AFTER_S: Final = SEND_TIMEOUT_S + 15.0
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """What may happen to each piece of data, as probabilities."""
+    """What may happen: how far a connection gets on average, and the chances of each piece of data."""
+
+    reset_after_bytes: int = 8_000
 
     cut: float = 0.5
     delay: float = 0.3
     longest_delay_s: float = 0.01
     stall: float = 0.005
     longest_stall_s: float = 0.5
-    reset: float = 0.01
+
+
+class Life(msgspec.Struct):
+    """How many bytes, of both directions, a connection still passes on."""
+
+    left_bytes: int
 
 
 class LossyProxy:
@@ -76,9 +83,10 @@ class LossyProxy:
             writer.transport.abort()
             self._links.discard(link)
             return
+        life = Life(round(self._random.expovariate(1 / self._faults.reset_after_bytes)))
         pumps = [
-            asyncio.create_task(self._pump(reader, far_writer, {})),
-            asyncio.create_task(self._pump(far_reader, writer, self._rewrite)),
+            asyncio.create_task(self._pump(reader, far_writer, {}, life)),
+            asyncio.create_task(self._pump(far_reader, writer, self._rewrite, life)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +99,7 @@ class LossyProxy:
             self._links.discard(link)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rewrite: dict[bytes, bytes]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rewrite: dict[bytes, bytes], life: Life
     ) -> None:
         """Passes data on until either end, or chance, closes."""
         try:
@@ -100,8 +108,12 @@ class LossyProxy:
                     data = data.replace(old, new)
                 for piece in self._pieces(data):
                     await self._suffer()
-                    writer.write(piece)
+                    writer.write(piece[: life.left_bytes])
                     await writer.drain()
+                    life.left_bytes -= len(piece)
+                    if life.left_bytes <= 0:
+                        self.resets += 1
+                        return
         except (OSError, asyncio.IncompleteReadError):
             return
 
@@ -119,9 +131,6 @@ class LossyProxy:
         chance, faults = self._random.random, self._faults
         if self.is_silent:
             await asyncio.get_running_loop().create_future()  # until the link is cut
-        if chance() < faults.reset:
-            self.resets += 1
-            raise ConnectionResetError
         if chance() < faults.stall:
             await asyncio.sleep(chance() * faults.longest_stall_s)
             self.resets += 1
@@ -179,7 +188,7 @@ def test_what_was_acknowledged_is_stored_and_nothing_hangs(seed: int) -> None:
 
         async with (
             LocalCluster(topics={"orders": 4}) as cluster,
-            lossy(cluster, seed, Faults(reset=0.02)) as (address, proxies),
+            lossy(cluster, seed, Faults()) as (address, proxies),
             Producer(address, group="senders", timeout_s=SEND_TIMEOUT_S, retries=5) as producer,
         ):
             await asyncio.gather(*(send_some(producer, worker) for worker in range(8)))
@@ -222,7 +231,7 @@ def test_a_network_that_falls_silent_ends_calls_in_time() -> None:
     async def main() -> None:
         async with (
             LocalCluster(topics={"orders": 1}) as cluster,
-            lossy(cluster, 1, Faults(reset=0.0, stall=0.0)) as (address, proxies),
+            lossy(cluster, 1, Faults(reset_after_bytes=1 << 40, stall=0.0)) as (address, proxies),
         ):
             producer = Producer(address, group="senders", timeout_s=0.5)
             reader = PullConsumer(address, group="readers", request_timeout_s=0.5)
@@ -240,7 +249,7 @@ def test_a_network_that_falls_silent_ends_calls_in_time() -> None:
                     await reader.pull(receipt.queue, 0, wait_s=0.2)
                 with pytest.raises(RocketMQError):
                     await reader.queues("unknown")
-                assert await consumer.poll(timeout_s=0.2) in ([], [b"hello"])
+                assert [message.body for message in await consumer.poll(timeout_s=0.2)] in ([], [b"hello"])
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(producer.close(), reader.close(), consumer.close())
 
@@ -260,7 +269,10 @@ def test_a_push_consumer_gets_everything(seed: int) -> None:
     async def main() -> None:
         got: Counter[bytes] = Counter()
         everything = asyncio.Event()
-        async with LocalCluster(topics={"orders": 4}) as cluster, lossy(cluster, seed, Faults()) as (address, proxies):
+        async with (
+            LocalCluster(topics={"orders": 4}) as cluster,
+            lossy(cluster, seed, Faults(reset_after_bytes=30_000)) as (address, proxies),
+        ):
             sent = await fill(cluster, 1000)
 
             async def handle(message: Message) -> None:
@@ -281,7 +293,10 @@ def test_a_push_consumer_gets_everything(seed: int) -> None:
 def test_a_lite_pull_consumer_gets_everything_in_order(seed: int) -> None:
     async def main() -> None:
         got: dict[int, list[int]] = {}
-        async with LocalCluster(topics={"orders": 4}) as cluster, lossy(cluster, seed, Faults()) as (address, proxies):
+        async with (
+            LocalCluster(topics={"orders": 4}) as cluster,
+            lossy(cluster, seed, Faults(reset_after_bytes=30_000)) as (address, proxies),
+        ):
             sent = await fill(cluster, 1000)
             bodies: set[bytes] = set()
             consumer = LitePullConsumer(address, group="readers", from_where="first", pull_batch_size=8)
