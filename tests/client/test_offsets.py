@@ -10,7 +10,9 @@ import pytest
 from client.plain import send
 from skylark.client.errors import NotReachable
 from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, default_directory
+from skylark.client.pulling import pull
 from skylark.client.session import Session
+from skylark.client.subscriptions import build_subscription
 from skylark.testing import LocalCluster
 from skylark.wire.bodies import MessageQueue
 
@@ -153,6 +155,9 @@ def test_a_groups_offsets_lie_at_its_broker() -> None:
             await send(session, first, b"young")
             assert await offsets.fetch(first, is_strict=True) == UNKNOWN
             assert await offsets.fetch(first) == 0
+            everything = build_subscription("t", version=1)
+            for group in ("g", "other"):  # a broker makes a group when it first pulls
+                await pull(session, group, first, everything, 0, brings_subscription=True)
             offsets.update(first, 5)
             await offsets.persist([first, second])
             assert await RemoteOffsets(session, "g").fetch(first) == 5
