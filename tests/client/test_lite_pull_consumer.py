@@ -196,3 +196,42 @@ def test_what_can_not_be_is_said() -> None:
                     other.assign(queues)
 
     asyncio.run(main())
+
+
+def test_a_second_member_in_one_session_is_refused_and_the_first_goes_on() -> None:
+    async def main() -> None:
+        async with orders() as (session, _, (queue,)):
+            first = LitePullConsumer(group="g", session=session, from_where="first")
+            second = LitePullConsumer(group="g", session=session)
+            first.subscribe("orders")
+            second.subscribe("orders")
+            async with first:
+                with pytest.raises(RocketMQError, match="session of its own"):
+                    await second.start()
+                assert second.assignment() == []
+                await send(session, queue, b"a")
+                assert await drain(first, 1) == [b"a"]
+
+    asyncio.run(main())
+
+
+def test_topics_come_and_go_while_it_runs() -> None:
+    async def main() -> None:
+        async with LocalCluster(topics={"orders": 1, "bills": 1}) as cluster, Session(cluster.name_servers) as session:
+            (order,) = (await session.routes.get("orders")).read_queues
+            (bill,) = (await session.routes.get("bills")).read_queues
+            async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
+                consumer.subscribe("orders")
+                await send(session, order, b"an order")
+                assert await drain(consumer, 1) == [b"an order"]
+                consumer.subscribe("bills")
+                await send(session, bill, b"a bill")
+                assert await drain(consumer, 1) == [b"a bill"]
+                consumer.unsubscribe("orders")
+                consumer.unsubscribe("bills")
+                assert consumer.assignment() == []
+                consumer.subscribe("orders")
+                await send(session, order, b"another")
+                assert await drain(consumer, 1) == [b"another"]
+
+    asyncio.run(main())
