@@ -26,6 +26,7 @@ from skylark.client.session import Session as ClientSession
 QUEUES = 8
 CHANGES = 20
 DEADLINE_S = 120.0
+LOCK_DEADLINE_S = 90.0  # a lock that its owner did not give back expires after 60 s
 
 
 class Deliveries:
@@ -237,7 +238,7 @@ def test_offsets_of_one_are_picked_up_by_the_other(
 
     first = send("first")
     consumer = java.consumer(group, topic, mode=mode)
-    assert sorted(bodies(consumer.take(40))) == first
+    assert sorted(bodies(consumer.take(40, LOCK_DEADLINE_S))) == first
     consumer.stop()
 
     second = send("second")
@@ -246,6 +247,6 @@ def test_offsets_of_one_are_picked_up_by_the_other(
 
     third = send("third")
     consumer = java.consumer(group, topic, mode=mode)
-    assert sorted(bodies(consumer.take(40))) == third
+    assert sorted(bodies(consumer.take(40, LOCK_DEADLINE_S))) == third
     assert consumer.seen() == []
     java.close()
