@@ -73,14 +73,12 @@ _shared: _Background | None = None
 def _background() -> _Background:
     global _shared
     with _starting:
+        if _shared is None and hasattr(os, "register_at_fork"):
+            # A lock that another thread held at the time of a fork would stay locked in the child.
+            os.register_at_fork(after_in_child=lambda: _starting._at_fork_reinit())  # type: ignore[attr-defined]
         if _shared is None or _shared.pid != os.getpid():
             _shared = _Background()
         return _shared
-
-
-# A lock that another thread held at the time of a fork would stay locked in the child.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _starting._at_fork_reinit())  # type: ignore[attr-defined]
 
 
 class _Twin:
