@@ -18,7 +18,7 @@ from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 1.0
+TIMEOUT_S: Final = 3.0
 
 
 class QueueLocks:

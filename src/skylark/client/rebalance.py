@@ -68,7 +68,7 @@ class Rebalance:
         self._queues_changed = queues_changed
         self._now_ms = now_ms
         self._releases: set[asyncio.Task[None]] = set()
-        self._locking: set[MessageQueue] = set()  # asked for, and not owned yet
+        self._locking: set[MessageQueue] = set()  # locked, or perhaps, and not owned yet
         self._complaints: set[object] = set()
 
     async def run(self) -> bool:
@@ -128,6 +128,7 @@ class Rebalance:
     async def _apply(self, topic: str, wanted: list[MessageQueue]) -> bool:
         lost, gained = self._assignments.plan(topic, wanted)
         await self._give_up(lost)
+        await self._drop_locks({queue for queue in self._locking if queue.topic == topic} - set(wanted))
         balanced = await self._take(gained)
         if lost or gained:
             owned = sorted(self._assignments.of_topic(topic), key=lambda queue: (queue.broker_name, queue.queue_id))
@@ -149,6 +150,12 @@ class Rebalance:
             for assignment in leaving:
                 self._leave(assignment)
 
+    async def _drop_locks(self, queues: set[MessageQueue]) -> None:
+        """Gives back locks that were, or may have been, taken for queues that belong to others by now."""
+        if queues and self._locks is not None:
+            self._locking -= queues
+            await self._locks.unlock(queues)
+
     async def _release(self, assignment: Assignment) -> None:
         """Hands an orderly queue over: only when nothing runs any more, its offset first and its lock last."""
         if not await assignment.wait_idle(RELEASE_WAIT_S):
@@ -168,7 +175,8 @@ class Rebalance:
         queues = gained
         if self._locks is not None:
             self._locking.update(gained)
-            locked, _ = await self._locks.lock(gained)
+            locked, unknown = await self._locks.lock(gained)
+            self._locking.difference_update(set(gained) - locked - unknown)
             queues = [queue for queue in gained if queue in locked]
         locked_at_ms = self._now_ms()
         starts = await asyncio.gather(*(self._start_of(queue) for queue in queues))
@@ -177,8 +185,8 @@ class Rebalance:
                 assignment = Assignment(queue, self._now_ms())
                 assignment.locked_at_ms = locked_at_ms if self._locks is not None else None
                 self._assignments.add(assignment)
+                self._locking.discard(queue)
                 self._begin(assignment, offset)
-        self._locking.difference_update(gained)
         return len(queues) == len(gained) and None not in starts
 
     async def _start_of(self, queue: MessageQueue) -> int | None:
