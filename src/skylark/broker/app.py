@@ -78,8 +78,9 @@ class Broker:
             bound.close()
             raise
         await self._registration.register()
-        for work in (self._registration.run(), self._deliver(), self._save_tables(), self._keep_house()):
-            self._tasks.append(asyncio.create_task(work))
+        self._tasks.append(asyncio.create_task(self._registration.run()))
+        for work in (self._deliver, self._save_tables, self._keep_house):
+            self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
 
     async def stop(self) -> None:
@@ -91,7 +92,7 @@ class Broker:
         self._arrivals.close()
         await self._server.stop()
         self._store.flush()
-        self._save()
+        self._save_tables()
         self._store.close()
 
     def _build(self, port: int) -> None:
@@ -157,36 +158,41 @@ class Broker:
             self._registration.topics_changed([])
         self._on_config_change(changed)
 
-    # What happens by the clock.
+    # What happens by the clock: each says after how many seconds it wants to be called again.
 
-    async def _deliver(self) -> None:
-        while True:
-            busy = self._delayed.deliver(self._clock())
-            await asyncio.sleep(0 if busy else _DELIVERY_INTERVAL_S)
+    def _deliver(self) -> float:
+        busy = self._delayed.deliver(self._clock())
+        return 0 if busy else _DELIVERY_INTERVAL_S
 
-    async def _save_tables(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.flush_consumer_offset_interval / 1000)
-            self._save()
-
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_INTERVAL_S)
-            now_ms = self._clock()
-            self._stats.tick(now_ms)
-            self._clients.expire(now_ms)
-            self._store.clean(now_ms)
-
-    def _save(self) -> None:
+    def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
         for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed):
             try:
                 save()
             except OSError as e:
                 log.error("a table can't be written, and is tried again: %s", e)
+        return self.config.flush_consumer_offset_interval / 1000
 
     def _save_delayed(self) -> None:
         self._delayed.save(self._clock())
+
+    def _keep_house(self) -> float:
+        now_ms = self._clock()
+        self._stats.tick(now_ms)
+        self._clients.expire(now_ms)
+        self._store.clean(now_ms)
+        return _HOUSEKEEPING_INTERVAL_S
+
+
+async def _repeat(work: Callable[[], float]) -> None:
+    """Calls `work` for ever. An error that nobody thought of is logged and does not end it."""
+    while True:
+        try:
+            pause_s = work()
+        except Exception:
+            log.exception("%s failed, and is tried again", work.__qualname__)
+            pause_s = _HOUSEKEEPING_INTERVAL_S
+        await asyncio.sleep(pause_s)
 
 
 def advertised_address(host: str, namesrv_addr: str) -> str:

@@ -60,7 +60,10 @@ class Registration:
                     force = True
                 except TimeoutError:
                     force = self._config.force_register
-                await self._round(force)
+                try:
+                    await self._round(force)
+                except Exception:
+                    log.exception("the registration failed, and is tried again")
         finally:
             self._next_round.cancel()
 
