@@ -36,7 +36,7 @@ class FakeConnection:
     def __init__(self) -> None:
         self.sent: list[Frame] = []
 
-    def notify(self, request: Frame) -> None:
+    def notify(self, request: Frame, after_s: float = 0.0) -> None:
         self.sent.append(request)
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skylark.broker import clients as module
 from skylark.broker import relays
-from skylark.broker.clients import Clients, handlers
+from skylark.broker.clients import NEWCOMER_DELAY_S, Clients, handlers
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.topics import Topics
@@ -46,6 +46,7 @@ class FakeConnection:
     def __init__(self, name: str) -> None:
         self.name = name
         self.told: list[Frame] = []
+        self.told_after_s: list[float] = []
         self.asked: list[Frame] = []
         self.answer: Callable[[Frame], Frame] | Exception = ConnectionError("nobody answers")
         self.is_closed = False
@@ -53,8 +54,9 @@ class FakeConnection:
     def __repr__(self) -> str:
         return self.name
 
-    def notify(self, request: Frame) -> None:
+    def notify(self, request: Frame, after_s: float = 0.0) -> None:
         self.told.append(request)
+        self.told_after_s.append(after_s)
 
     async def request(self, request: Frame, timeout_s: float) -> Frame:
         self.asked.append(request)
@@ -585,3 +587,12 @@ class TestRelays:
         assert len(a.asked) == 1
         with pytest.raises(RequestFailed, match=r"No Any Consumer online in the consumer group: \[x\]"):
             self.ask(bench, code, {"topic": "T", "group": "x"})
+
+
+def test_who_joins_is_told_after_its_heartbeat_was_answered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = FakeConnection("a"), FakeConnection("b")
+    bench.beat(first, consumer())
+    bench.beat(second, consumer())
+    assert first.told_after_s == [NEWCOMER_DELAY_S, 0.0]
+    assert second.told_after_s == [NEWCOMER_DELAY_S]

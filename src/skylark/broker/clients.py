@@ -56,6 +56,7 @@ from skylark.wire.tables import PERM_READ, PERM_WRITE
 log = logging.getLogger(__name__)
 
 MAX_GROUPS_PER_CONNECTION: Final = 10_000
+NEWCOMER_DELAY_S: Final = 1.0
 _MAX_PRODUCER_GROUP_LENGTH: Final = 255
 _UNIT_SUBSCRIPTION: Final = 2
 _FIRST_VERSION_WITH_RESET: Final = 28  # the ordinal of V3_0_7_SNAPSHOT
@@ -239,7 +240,7 @@ class Clients:
         if not beat.without_sub:
             is_changed |= self._subscribe(group, consumer.subscription_data_set)
         if is_changed:
-            self._notify(group)
+            self._notify(group, newcomer=member.connection)
         known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
         # A client that leaves its subscriptions out relies on a broker that may have been restarted since.
         is_missing = beat.without_sub and not group.subscriptions
@@ -280,8 +281,13 @@ class Clients:
         if not groups:
             del self._groups_by_topic[topic]
 
-    def _notify(self, group: ConsumerGroup) -> None:
-        """Tells all members to share the queues out anew."""
+    def _notify(self, group: ConsumerGroup, newcomer: Connection | None = None) -> None:
+        """Tells all members to share the queues out anew.
+
+        Who caused it by a heartbeat is told later: it does so by itself when the heartbeat is answered, and Apache's
+        Java client, told in the middle of its first heartbeat, may raise the version of its subscription without being
+        able to send that version, and then waits for its next heartbeat.
+        """
         if not self._config.notify_consumer_ids_changed_enable or group.message_model == BROADCASTING:
             return
         config = self._groups.get(group.name) if group.name in self._groups else None
@@ -289,7 +295,8 @@ class Clients:
             return
         fields = encode_header(NotifyConsumerIdsChanged(group.name))
         for connection in group.members:
-            connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+            after_s = NEWCOMER_DELAY_S if connection is newcomer else 0.0
+            connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)), after_s)
 
     # Producers.
 

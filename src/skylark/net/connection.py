@@ -144,8 +144,11 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode_frame(frame))
 
-    def notify(self, request: Frame) -> None:
-        """Sends a one-way request."""
+    def notify(self, request: Frame, after_s: float = 0.0) -> None:
+        """Sends a one-way request, now or some time later."""
+        if after_s > 0:
+            self._loop.call_later(after_s, self.notify, request)
+            return
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
         self._post(request)
