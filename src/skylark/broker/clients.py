@@ -51,14 +51,13 @@ from skylark.wire.headers import (
     decode_header,
     encode_header,
 )
-from skylark.wire.tables import PERM_READ, PERM_WRITE
+from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION
 
 log = logging.getLogger(__name__)
 
 MAX_GROUPS_PER_CONNECTION: Final = 10_000
 NEWCOMER_DELAY_S: Final = 1.0
 _MAX_PRODUCER_GROUP_LENGTH: Final = 255
-_UNIT_SUBSCRIPTION: Final = 2
 _FIRST_VERSION_WITH_RESET: Final = 28  # the ordinal of V3_0_7_SNAPSHOT
 
 
@@ -220,7 +219,7 @@ class Clients:
             RETRY_PREFIX + consumer.group_name,
             config.retry_queue_nums,
             PERM_READ | PERM_WRITE,
-            _UNIT_SUBSCRIPTION if consumer.unit_mode else 0,
+            UNIT_SUBSCRIPTION if consumer.unit_mode else 0,
             None if beat.without_sub else is_ordered,
         )
         roles = self._roles.setdefault(member.connection, _Roles())

@@ -29,19 +29,22 @@ from skylark.wire.message import (
     StoredMessage,
     message_id,
 )
-from skylark.wire.tables import PERM_READ, PERM_WRITE
+from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION
 
-DLQ_QUEUES: Final = 1
+_DLQ_QUEUES: Final = 1
 _FIRST_RETRY_LEVEL: Final = 3
-_UNIT_SUBSCRIPTION: Final = 2
 
 
 def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
-def dead_letter_topic(group: str) -> str:
-    return DLQ_PREFIX + group
+def bury(message: Message, group: str, topics: Topics) -> None:
+    """Sends a message to its group's dead letters instead, at once."""
+    message.topic = DLQ_PREFIX + group
+    message.queue_id = random.randrange(_DLQ_QUEUES)
+    message.properties.pop(PROPERTY_DELAY_LEVEL, None)
+    topics.create_for_send_back(message.topic, _DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
 
 
 class Retries:
@@ -81,7 +84,7 @@ class Retries:
             )
         if group.retry_queue_nums <= 0:
             return request.reply()
-        sys_flag = _UNIT_SUBSCRIPTION if header.unit_mode else 0
+        sys_flag = UNIT_SUBSCRIPTION if header.unit_mode else 0
         topic = self._topics.create_for_send_back(
             retry_topic(header.group), group.retry_queue_nums, PERM_READ | PERM_WRITE, sys_flag
         )
@@ -96,10 +99,7 @@ class Retries:
         is_spent = original.reconsume_times >= limit or header.delay_level < 0
         message = self._again(original)
         if is_spent:
-            message.topic = dead_letter_topic(header.group)
-            message.queue_id = random.randrange(DLQ_QUEUES)
-            message.properties.pop(PROPERTY_DELAY_LEVEL, None)
-            self._topics.create_for_send_back(message.topic, DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
+            bury(message, header.group, self._topics)
         else:
             message.topic = topic.topic_name
             message.queue_id = random.randrange(group.retry_queue_nums)

@@ -5,17 +5,15 @@ This is the hottest path of the broker: one pass, nothing awaited unless the ack
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.locks import Locks
 from skylark.broker.put import Put
-from skylark.broker.retry import DLQ_QUEUES, dead_letter_topic
+from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended
@@ -36,14 +34,9 @@ from skylark.wire.message import (
     decode_batch,
     decode_properties,
 )
-from skylark.wire.tables import PERM_READ, PERM_WRITE, TopicConfig
-
-log = logging.getLogger(__name__)
+from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
 SendHeader = SendMessage | SendMessageV2
-_MAX_TOPIC_LENGTH: Final = 127
-_UNIT_TOPIC: Final = 1
-_UNIT_SUBSCRIPTION: Final = 2
 
 
 class Sends:
@@ -212,7 +205,7 @@ class Sends:
         if name in FORBIDDEN_SEND_TOPICS:
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         is_retry = name.startswith(RETRY_PREFIX)
-        sys_flag = (_UNIT_SUBSCRIPTION if is_retry else _UNIT_TOPIC) if header.unit_mode else 0
+        sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if header.unit_mode else 0
         topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums, sys_flag)
         if topic is None and is_retry:
             topic = self._topics.create_for_send_back(name, 1, PERM_READ | PERM_WRITE, sys_flag)
@@ -242,10 +235,7 @@ class Sends:
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         is_ordered = not self._locks.all_expired(name, self._steady_clock())
         if message.reconsume_times > limit or is_ordered:
-            message.topic = dead_letter_topic(name)
-            message.queue_id = random.randrange(DLQ_QUEUES)
-            message.properties.pop(PROPERTY_DELAY_LEVEL, None)
-            self._topics.create_for_send_back(message.topic, DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
+            bury(message, name, self._topics)
 
     @staticmethod
     def _mark(message: Message, topic: TopicConfig) -> None:

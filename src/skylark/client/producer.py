@@ -31,6 +31,7 @@ from skylark.client.message import MessageQueue, OutgoingMessage, Receipt, build
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
 from skylark.client.session import Session
+from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
     check_body,
@@ -307,7 +308,7 @@ class Producer:
         """
         courier = self._running_courier()
         check_send_topic(topic)
-        if topic.startswith("%RETRY%"):
+        if topic.startswith(RETRY_PREFIX):
             raise InvalidMessage("retry topics take no batches")
         items, sizes, ids = [], [], []
         for message in messages:

@@ -11,6 +11,10 @@ PERM_READ = 4
 PERM_WRITE = 2
 PERM_INHERIT = 1
 
+# Bits of a topic's system flag: the topic, or only who subscribes to it, belongs to a unit of a larger deployment.
+UNIT_TOPIC = 1
+UNIT_SUBSCRIPTION = 2
+
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
 _LEVEL_DELAYS_MS = (
     *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
