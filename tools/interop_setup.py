@@ -32,7 +32,7 @@ CACHE = ROOT / ".cache" / "interop"
 JAVA = ROOT / "tests" / "interop" / "java"
 GO = ROOT / "tests" / "interop" / "go"
 JAVA_VERSIONS = ("5.5.0", "4.9.8")
-ADMIN_VERSION = "5.5.0"
+LATEST_VERSION = "5.5.0"
 MAVEN_ATTEMPTS = 3
 
 # Program -> Debian packages that have it, the first that the distribution knows is taken.
@@ -184,8 +184,8 @@ def build_once(target: Path, sources: list[Path], build: Callable[[], None]) -> 
 
 def ensure_java_driver(version: str) -> None:
     sources = list((JAVA / "src").rglob("*.java"))
-    if version == ADMIN_VERSION:
-        sources += (JAVA / "admin").rglob("*.java")
+    if version == LATEST_VERSION:
+        sources += (JAVA / "latest").rglob("*.java")
     target = CACHE / f"driver-{version}"
 
     def build() -> None:

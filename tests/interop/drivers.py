@@ -3,7 +3,7 @@
 The conversation, the same for every language: in, one command a line as a query string (`id=7&op=send&topic=t`); out,
 one JSON object a line, either the answer to a command (`{"id": "7", "ok": true, …}`, or with `ok` false and `error`) or
 an event (`{"event": "consumed", "consumer": "c1", …}`). The operations and their arguments are those of
-`java/src/skylark/*.java`. A process ends when its input does.
+`java/src/skylark/*.java`, for the newest client also `java/latest`. A process ends when its input does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from servers import CACHE, clean_environment
+from servers import APACHE_VERSION, CACHE, clean_environment
 
 ANSWER_DEADLINE_S = 60.0
 EVENT_DEADLINE_S = 60.0
@@ -125,13 +125,13 @@ def _flat(arguments: Mapping[str, object]) -> dict[str, str]:
     return flat
 
 
-def java_driver(
-    version: str, directory: Path, main: str = "skylark.Driver", *, rebalance_interval_ms: int = 200
-) -> Driver:
+def java_driver(version: str, directory: Path, main: str | None = None, *, rebalance_interval_ms: int = 200) -> Driver:
     """A driver around Apache's Java client of that version; it writes logs and offsets into the directory only.
 
     By itself the client looks every 20 s whether its queues changed, which would make up most of the tests' time.
     """
+    if main is None:
+        main = "skylark.LatestDriver" if version == APACHE_VERSION else "skylark.Driver"
     return Driver(
         [
             *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={directory}"),

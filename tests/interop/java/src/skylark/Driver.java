@@ -32,12 +32,17 @@ public final class Driver {
     private final Map<String, DefaultLitePullConsumer> lites = new ConcurrentHashMap<>();
 
     public static void main(String[] argv) throws Exception {
+        commands().serve();
+    }
+
+    /** What every client version can do. */
+    static Commands commands() {
         Driver driver = new Driver();
         new Producers(driver.commands).register();
         new PushConsumers(driver.commands).register();
         driver.registerPullers();
         driver.registerLites();
-        driver.commands.serve();
+        return driver.commands;
     }
 
     private void registerPullers() {
