@@ -10,7 +10,7 @@ import pytest
 
 from skylark.broker import config as broker_config
 from skylark.broker.config import BrokerConfig, BrokerRole, FlushDiskType
-from skylark.config.apache_keys import BROKER_KEYS, NAMESRV_KEYS
+from skylark.config.apache_keys import BROKER_KEYS, NAMESRV_KEYS, PROXY_KEYS
 from skylark.config.properties import ConfigError, allowed_values, parse, render
 from skylark.nameserver import config as namesrv_config
 from skylark.nameserver.config import NamesrvConfig
@@ -18,7 +18,7 @@ from skylark.nameserver.config import NamesrvConfig
 ROOT = Path(__file__).parents[2]
 
 RECORDS: list[tuple[type[msgspec.Struct], frozenset[str], frozenset[str]]] = [
-    (BrokerConfig, BROKER_KEYS, broker_config.UPDATABLE_KEYS),
+    (BrokerConfig, BROKER_KEYS | PROXY_KEYS, broker_config.UPDATABLE_KEYS),
     (NamesrvConfig, NAMESRV_KEYS, namesrv_config.UPDATABLE_KEYS),
 ]
 each_record = pytest.mark.parametrize(("record", "apache_keys", "updatable"), RECORDS)

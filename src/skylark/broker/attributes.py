@@ -43,12 +43,14 @@ class Attribute(msgspec.Struct, frozen=True):
                 raise BadAttribute(f"value is not in range({self.low}, {self.high})")
 
 
+QUEUE_TYPE: Final = "queue.type"
+CLEANUP_POLICY: Final = "cleanup.policy"
 MESSAGE_TYPE: Final = "message.type"
 RESERVE_TIME: Final = "reserve.time"
 
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
-    "queue.type": Attribute(changeable=False, choices=("SimpleCQ", "BatchCQ")),
-    "cleanup.policy": Attribute(changeable=False, choices=("DELETE", "COMPACTION")),
+    QUEUE_TYPE: Attribute(changeable=False, choices=("SimpleCQ", "BatchCQ")),
+    CLEANUP_POLICY: Attribute(changeable=False, choices=("DELETE", "COMPACTION")),
     MESSAGE_TYPE: Attribute(
         choices=("UNSPECIFIED", "MIXED", "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL")
     ),

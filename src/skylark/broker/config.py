@@ -80,6 +80,8 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     auto_create_subscription_group: bool = True
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
+    enable_mixed_message_type: bool = False
+    enable_topic_message_type_check: bool = False
     trace_topic_enable: bool = False
     msg_trace_topic_name: Word = "RMQ_SYS_TRACE_TOPIC"
 
@@ -139,7 +141,8 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 UPDATABLE_KEYS = frozenset(
     """
     accessMessageInMemoryMaxRatio autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission
-    defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enablePropertyFilter fileReservedTime
+    defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enableMixedMessageType
+    enablePropertyFilter enableTopicMessageTypeCheck fileReservedTime
     longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
     shortPollingTimeMills slaveReadEnable traceTopicEnable useServerSideResetOffset

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.locks import Locks
+from skylark.broker.message_types import check_type, place_by_priority
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
@@ -25,6 +26,7 @@ from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
+    PROPERTY_PRIORITY,
     PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
@@ -102,6 +104,10 @@ class Sends:
             header.reconsume_times or 0,
         )
         self._mark(message, topic)
+        if self._config.enable_topic_message_type_check:
+            check_type(topic, message.properties)
+        if PROPERTY_PRIORITY in message.properties:
+            place_by_priority(message, topic)
         self._refuse_transactions(message)
         if header.topic.startswith(RETRY_PREFIX):
             self._to_dead_letters_if_spent(request, header, message)
@@ -142,6 +148,8 @@ class Sends:
                 header.reconsume_times or 0,
             )
             self._mark(message, topic)
+            if self._config.enable_topic_message_type_check:
+                check_type(topic, properties)
             messages.append(message)
         appended = self._put.batch(messages, self._clock())
         reply = self._acknowledge(

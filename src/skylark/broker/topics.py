@@ -14,7 +14,16 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.attributes import MESSAGE_TYPE, RESERVE_TIME, TOPIC_ATTRIBUTES, BadAttribute, alter, parse_changes
+from skylark.broker.attributes import (
+    CLEANUP_POLICY,
+    MESSAGE_TYPE,
+    QUEUE_TYPE,
+    RESERVE_TIME,
+    TOPIC_ATTRIBUTES,
+    BadAttribute,
+    alter,
+    parse_changes,
+)
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
 from skylark.net.connection import Connection, Handler, RequestFailed
@@ -62,6 +71,8 @@ _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
 _MAX_RETRY_NAME_LENGTH: Final = 255
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+# What Apache's store can do and this one can't: topics that keep one message a key, and queues of whole batches.
+_UNSUPPORTED: Final = {CLEANUP_POLICY: "COMPACTION", QUEUE_TYPE: "BatchCQ"}
 _FAQ: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
 
 
@@ -144,6 +155,11 @@ class Topics:
 
     def all(self) -> Iterable[TopicConfig]:
         return self._topics.values()
+
+    @property
+    def may_be_mixed(self) -> bool:
+        """Whether a topic may be given the message type MIXED."""
+        return self._config.enable_mixed_message_type
 
     def is_system(self, name: str) -> bool:
         return name in self.system_topics or name.startswith(SYSTEM_PREFIX)
@@ -359,8 +375,14 @@ class _TopicRequests:
                 f"The topic[{topic.topic_name}] asks for {queues[0]} read queues, {queues[1]} write queues and perm "
                 f"{topic.perm}: queues go from 0 to {MAX_QUEUES}, perm from 0 to 7",
             )
-        if topic.attributes.get(f"+{MESSAGE_TYPE}") == "MIXED":
+        if topic.attributes.get(f"+{MESSAGE_TYPE}") == "MIXED" and not self._topics.may_be_mixed:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
+        for key, value in _UNSUPPORTED.items():
+            if topic.attributes.get(f"+{key}") == value:
+                raise RequestFailed(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"{key}={value} is not supported by this broker: leave {key} out, or create the topic elsewhere",
+                )
 
     def _check_name(self, name: str) -> None:
         remark = validate_topic(name)

@@ -19,6 +19,7 @@ from skylark.wire.message import (
     KEY_SEPARATOR,
     PROPERTY_DELAY_LEVEL,
     PROPERTY_KEYS,
+    PROPERTY_PRIORITY,
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     StoredMessage,
@@ -94,6 +95,12 @@ class Message(msgspec.Struct, kw_only=True):
     def delay_level(self) -> int:
         level = self.properties.get(PROPERTY_DELAY_LEVEL, "")
         return int(level) if level.isdigit() else 0
+
+    @property
+    def priority(self) -> int:
+        """What the producer gave it, -1 if nothing."""
+        priority = self.properties.get(PROPERTY_PRIORITY, "")
+        return int(priority) if priority.isdecimal() else -1
 
     @property
     def born_at(self) -> datetime:

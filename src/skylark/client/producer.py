@@ -38,11 +38,13 @@ from skylark.client.validation import (
     check_encoded_properties,
     check_group,
     check_labels,
+    check_priority,
     check_send_topic,
 )
 from skylark.wire.codes import ResponseCode
 from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
+    PROPERTY_PRIORITY,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
     encode_batch,
@@ -185,6 +187,7 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
         arg: Any = None,
@@ -198,6 +201,8 @@ class Producer:
 
         - `key`: one or several, by which the message can be found again.
         - `delay_level`: the broker delivers it later; 1 is 1 s, 18 is 2 h.
+        - `priority`: 0 or more; the message goes to the topic's queue of that number, or to its last one. Consumers
+          that pop take the queues of a topic whose type is PRIORITY from the highest number down.
         - `queue`, `select` with its `arg`, or `ordering_key`: the queue, a function that picks one, or a key whose hash
           does. Messages of one ordering key keep their order.
         - `wait_stored`: False lets a broker that flushes or replicates synchronously answer before it did.
@@ -206,7 +211,7 @@ class Producer:
         all retries.
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored)
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored, priority)
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -227,6 +232,7 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
         arg: Any = None,
@@ -242,7 +248,7 @@ class Producer:
         for receipt in asyncio.as_completed(receipts): ...
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored)
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored, priority)
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -266,6 +272,7 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
         arg: Any = None,
@@ -276,7 +283,7 @@ class Producer:
     ) -> None:
         """Sends without an answer: fast, and nobody knows whether it arrived. Waits while the broker does not read."""
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, True)
+        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, True, priority)
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -356,6 +363,7 @@ class Producer:
         delay_level: int,
         flag: int,
         wait_stored: bool,
+        priority: int | None,
     ) -> Sending:
         check_send_topic(topic)
         check_body(body, self._max_message_bytes)
@@ -364,6 +372,9 @@ class Producer:
         built = build_properties(tag, key, properties)
         if delay_level:
             built[PROPERTY_DELAY_LEVEL] = str(delay_level)
+        if priority is not None:
+            check_priority(priority)
+            built[PROPERTY_PRIORITY] = str(priority)
         if not wait_stored:
             built[PROPERTY_WAIT_STORE_OK] = "false"
         msg_id = built[PROPERTY_UNIQUE_KEY] = self._ids.take(now_ms())

@@ -32,7 +32,13 @@ _FORBIDDEN_TOPICS: Final = frozenset(
 )
 
 # What the system puts into the properties itself; Apache's client refuses the same names.
-_OWN_ARGUMENT: Final = {"KEYS": "key", "TAGS": "tag", "DELAY": "delay_level", "WAIT": "wait_stored"}
+_OWN_ARGUMENT: Final = {
+    "KEYS": "key",
+    "TAGS": "tag",
+    "DELAY": "delay_level",
+    "WAIT": "wait_stored",
+    "_SYS_MSG_PRIORITY_": "priority",
+}
 _RESERVED: Final = frozenset(
     """
     TRACE_ON MSG_REGION RETRY_TOPIC ORIGIN_GROUP REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
@@ -100,6 +106,11 @@ def check_labels(
         _check_properties(properties)
     if not isinstance(delay_level, int) or delay_level < 0:
         raise InvalidMessage(f"delay level {delay_level!r} is not 0 (at once) or a level from 1 (1 s) to 18 (2 h)")
+
+
+def check_priority(priority: int) -> None:
+    if not isinstance(priority, int) or not 0 <= priority <= 0x7FFFFFFF:
+        raise InvalidMessage(f"priority {priority!r} is not a whole number from 0 on")
 
 
 def check_encoded_properties(data: bytes | str) -> None:

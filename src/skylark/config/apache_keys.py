@@ -4,6 +4,9 @@ A key in here that Skylark has no field for is known and without effect; a key t
 misspelling. The two deserve different warnings.
 """
 
+# Of Apache's proxy, and read by Skylark's broker, which clients talk to directly.
+PROXY_KEYS = frozenset({"enableTopicMessageTypeCheck"})
+
 # BrokerConfig, BrokerIdentity, MessageStoreConfig, NettyServerConfig, NettyClientConfig and AuthConfig.
 BROKER_KEYS = frozenset(
     """
