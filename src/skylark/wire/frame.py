@@ -112,9 +112,11 @@ _encode_json = msgspec.json.Encoder().encode
 
 def encode_frame(frame: Frame) -> bytes:
     """The whole frame as it goes over the wire."""
-    header = _encode_binary_header(frame) if frame.encoding else _encode_json_header(frame)
+    # The binary header has two bytes for the code; Apache's encoder cuts longer ones off, and no server knows the rest.
+    encoding = frame.encoding if -0x8000 <= frame.code <= 0x7FFF else Encoding.JSON
+    header = _encode_binary_header(frame) if encoding else _encode_json_header(frame)
     size = len(header)
-    return _PREFIX.pack(4 + size + len(frame.body), frame.encoding << 24 | size) + header + frame.body
+    return _PREFIX.pack(4 + size + len(frame.body), encoding << 24 | size) + header + frame.body
 
 
 class FrameDecoder:
@@ -266,9 +268,7 @@ def _encode_binary_header(frame: Frame) -> bytes:
         parts += (_field_key(key), _LENGTH.pack(len(data)), data)
     fields = b"".join(parts)
     language = _LANGUAGE_CODES.get(frame.language, _OTHER)
-    # Codes beyond 32,767 lose their upper bits here, as they do in Apache's encoder.
-    code = (frame.code + 0x8000 & 0xFFFF) - 0x8000
-    head = _BINARY_HEAD.pack(code, language, frame.version, frame.opaque, frame.flag, len(remark))
+    head = _BINARY_HEAD.pack(frame.code, language, frame.version, frame.opaque, frame.flag, len(remark))
     return b"".join((head, remark, _LENGTH.pack(len(fields)), fields))
 
 
