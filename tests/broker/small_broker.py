@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from skylark.broker import admin, query, resets
+from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
@@ -69,7 +70,9 @@ class SmallBroker:
         self.delay_text = b'{"offsetTable":{1:3}}'
         self.handlers = {
             **query.handlers(self.store, self.clients, self.config),
-            **resets.handlers(self.config, self.store, self.topics, self.groups, self.offsets, self.clients),
+            **resets.handlers(
+                self.config, self.store, self.topics, self.groups, self.offsets, self.clients, Arrivals()
+            ),
             **admin.handlers(
                 self.config,
                 self.store,

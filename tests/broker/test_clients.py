@@ -596,3 +596,41 @@ def test_who_joins_is_told_after_its_heartbeat_was_answered(tmp_path: Path) -> N
     bench.beat(second, consumer())
     assert first.told_after_s == [NEWCOMER_DELAY_S, 0.0]
     assert second.told_after_s == [NEWCOMER_DELAY_S]
+
+
+def test_members_that_subscribe_differently_are_reported_once(
+    bench: Bench, a: FakeConnection, b: FakeConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    def divided() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "is divided" in record.getMessage()]
+
+    bench.beat(a, consumer("g", "T"))
+    bench.beat(b, consumer("g", "T", "%RETRY%g"))
+    assert divided() == []
+    bench.beat(b, consumer("g", "U"))
+    assert divided() == [
+        "group g is divided, and messages will not reach it: b@1 subscribes to U by TAG *, but a@1 to T by TAG *. A "
+        "group has one subscription, that of the member heard last: let all its members subscribe to the same"
+    ]
+    caplog.clear()
+    for _ in range(3):
+        bench.beat(a, consumer("g", "T"))
+        bench.beat(b, consumer("g", "U"))
+    assert divided() == []
+    with caplog.at_level("INFO"):
+        bench.beat(b, consumer("g", "T"))
+        assert "all members of group g subscribe to the same again" in caplog.text
+        bench.beat(b, consumer("g", "U"))
+    assert len(divided()) == 1
+
+
+def test_only_who_says_that_it_leaves_has_left(bench: Bench, a: FakeConnection, b: FakeConnection) -> None:
+    left: list[tuple[str, str]] = []
+    bench.clients.on_leave = lambda group, client_id: left.append((group, client_id))
+    bench.beat(a, consumer("g", "T"))
+    bench.beat(b, consumer("g", "T"))
+    bench.clients.closed(a.as_connection)
+    assert left == []
+    bench.clients.unregister(b.as_connection, "g", None)
+    bench.clients.unregister(b.as_connection, "g", None)
+    assert left == [("g", "b@1")]

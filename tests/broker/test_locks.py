@@ -93,3 +93,14 @@ def test_requests() -> None:
     assert ask(RequestCode.LOCK_BATCH_MQ, "b").body == b'{"lockOKMQSet":[]}'
     assert ask(RequestCode.UNLOCK_BATCH_MQ, "a").body == b""
     assert decode_body(LockedQueues, ask(RequestCode.LOCK_BATCH_MQ, "b").body).lock_ok_mq_set == [queue(0)]
+
+
+def test_who_leaves_its_group_gives_back_what_it_holds_there() -> None:
+    locks = Locks()
+    queues = [MessageQueue("broker", i, "T") for i in range(3)]
+    locks.lock_batch("g", "a", queues[:2], 0)
+    locks.lock_batch("g", "b", queues[2:], 0)
+    locks.lock_batch("h", "a", queues[:1], 0)
+    locks.release("g", "a")
+    assert locks.lock_batch("g", "c", queues, 1) == set(queues[:2])
+    assert locks.lock_batch("h", "c", queues[:1], 1) == set()

@@ -149,3 +149,20 @@ def test_topics_that_an_online_group_has_left_are_not_copied(broker: SmallBroker
     assert broker.offsets.topics_of("H") == set()
     clone(broker, topic="T", offline=True)
     assert broker.offsets.topics_of("H") == {"T"}
+
+
+def test_a_queue_that_the_topic_does_not_have(broker: SmallBroker) -> None:
+    answer = reset(broker, queueId=2, offset=0)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "Topic T has no queue 2, only 0 to 1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"srcGroup": "no"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "Group no does not exist"),
+        ({"topic": "no"}, ResponseCode.TOPIC_NOT_EXIST, "Topic no does not exist"),
+    ],
+)
+def test_what_cannot_be_copied(broker: SmallBroker, fields: dict[str, object], code: int, remark: str) -> None:
+    answer = broker.ask(RequestCode.CLONE_GROUP_OFFSET, **({"srcGroup": "G", "destGroup": "H"} | fields))
+    assert (answer.code, answer.remark) == (code, remark)

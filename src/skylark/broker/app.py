@@ -121,6 +121,7 @@ class Broker:
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put
         queue_locks = Locks()
+        self._clients.on_leave = queue_locks.release
         published = self._registration.published
         return {
             **Sends(
@@ -137,7 +138,9 @@ class Broker:
             **clients.handlers(self._clients, config, clock),
             **relays.handlers(self._clients, store, self._topics, self._groups, config),
             **query.handlers(store, self._clients, config),
-            **resets.handlers(config, store, self._topics, self._groups, self._offsets, self._clients),
+            **resets.handlers(
+                config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals
+            ),
             **admin.handlers(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._stats, clock,
                 broker_addr=self._address,

@@ -1,7 +1,8 @@
 """Who waits for a message in which queue: the heart of long polling.
 
 A pull that found nothing registers here, in the same step in which it looked, so that no arrival falls between. Each
-waiter is woken once: by the first message that its tag filter wants, by its timeout, or by the end of the broker.
+waiter is woken once: by the first message that its tag filter wants, by its timeout, by an operator who moved the
+queue's offset, or by the end of the broker.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Arrivals:
             for waiter in waiters:
                 if waiter.wants is None or waiter.wants(tag_code):
                     waiter.wake(True)
+
+    def wake(self, topic: str, queue_id: int) -> None:
+        """Wakes all who wait for the queue, though no message has come."""
+        for waiter in self._waiters.get((topic, queue_id), ()):
+            waiter.wake(False)
 
     def close(self) -> None:
         """Wakes everybody, now and from now on."""

@@ -4,7 +4,8 @@ A member is a connection. It is gone when it says so, when its connection closes
 a consumer group's members or the topics they subscribe to change, every member is told, so that they share the queues
 out anew; broadcasting groups, which share nothing, are not told.
 
-A group exists while it has a member. Its subscriptions are those of the member heard last: members must agree on them.
+A group exists while it has a member. Its subscriptions are those of the member heard last: members must agree on them,
+or messages go missing. That they don't is logged, once until they do again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.bodies import (
     BROADCASTING,
+    TAG,
     CheckClient,
     ClientConnection,
     ConsumerConnections,
@@ -69,6 +71,8 @@ class Member(msgspec.Struct, eq=False):
     language: str
     version: int
     seen_ms: int
+    expressions: dict[str, str] = {}
+    """topic -> what the member wants of it, as its last full heartbeat said"""
 
 
 class ConsumerGroup(msgspec.Struct, eq=False):
@@ -81,6 +85,8 @@ class ConsumerGroup(msgspec.Struct, eq=False):
     subscriptions: dict[str, Subscription] = {}
     members: dict[Connection, Member] = {}
     fingerprint: int | None = None
+    is_divided: bool = False
+    """Its members subscribe to different things, and that was said."""
 
     def member(self, client_id: str | None) -> Member | None:
         return next((member for member in self.members.values() if member.client_id == client_id), None)
@@ -97,6 +103,8 @@ class Clients:
     """The tables of connected clients."""
 
     def __init__(self, topics: Topics, groups: Groups, config: BrokerConfig) -> None:
+        self.on_leave: Callable[[str, str], None] | None = None
+        """Called with a consumer group and the id of a client that says that it has left the group."""
         self._topics = topics
         self._groups = groups
         self._config = config
@@ -151,7 +159,9 @@ class Clients:
             return
         if consumer_group in roles.consumer_groups:
             roles.consumer_groups.discard(consumer_group)
-            self._remove_consumer(consumer_group, connection)
+            member = self._remove_consumer(consumer_group, connection)
+            if self.on_leave is not None:
+                self.on_leave(consumer_group, member.client_id)
         if producer_group in roles.producer_groups:
             roles.producer_groups.discard(producer_group)
             self._remove_producer(producer_group, connection)
@@ -238,6 +248,7 @@ class Clients:
             log.info("%s joins group %s as %r", member.client_id, group.name, member.connection)
         if not beat.without_sub:
             is_changed |= self._subscribe(group, consumer.subscription_data_set)
+            _compare(group, group.members[member.connection], consumer.subscription_data_set)
         if is_changed:
             self._notify(group, newcomer=member.connection)
         known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
@@ -259,20 +270,19 @@ class Clients:
         for topic in dropped:
             del group.subscriptions[topic]
             self._forget_topic(topic, group.name)
-        if dropped and len(group.members) > 1:
-            log.warning("members of group %s subscribe differently: %s is dropped", group.name, sorted(dropped))
         return bool(added or dropped)
 
-    def _remove_consumer(self, name: str, connection: Connection) -> None:
+    def _remove_consumer(self, name: str, connection: Connection) -> Member:
         group = self._consumers[name]
         member = group.members.pop(connection)
         log.info("%s leaves group %s", member.client_id, name)
         if group.members:
             self._notify(group)
-            return
+            return member
         del self._consumers[name]
         for topic in group.subscriptions:
             self._forget_topic(topic, name)
+        return member
 
     def _forget_topic(self, topic: str, group: str) -> None:
         groups = self._groups_by_topic[topic]
@@ -323,6 +333,32 @@ def _refresh(members: dict[Connection, Member], member: Member) -> bool:
     else:
         old.seen_ms = member.seen_ms
     return old is None
+
+
+def _compare(group: ConsumerGroup, member: Member, subscriptions: list[Subscription]) -> None:
+    """Notes what the member subscribes to, and says so if another member subscribes to something else."""
+    expressions = {
+        each.topic: f"{each.expression_type or TAG} {each.sub_string}"
+        for each in subscriptions
+        if not each.topic.startswith(RETRY_PREFIX)
+    }
+    if expressions == member.expressions and not group.is_divided:
+        return
+    member.expressions = expressions
+    other = next((each for each in group.members.values() if each.expressions not in ({}, expressions)), None)
+    if other is not None and not group.is_divided:
+        log.warning(
+            "group %s is divided, and messages will not reach it: %s subscribes to %s, but %s to %s. A group has one "
+            "subscription, that of the member heard last: let all its members subscribe to the same",
+            group.name, member.client_id, _in_words(expressions), other.client_id, _in_words(other.expressions),
+        )  # fmt: skip
+    elif other is None and group.is_divided:
+        log.info("all members of group %s subscribe to the same again", group.name)
+    group.is_divided = other is not None
+
+
+def _in_words(expressions: Mapping[str, str]) -> str:
+    return ", ".join(f"{topic} by {expressions[topic]}" for topic in sorted(expressions)) or "nothing"
 
 
 def _has_room(roles: _Roles, member: Member) -> bool:

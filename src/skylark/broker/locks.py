@@ -3,6 +3,9 @@
 A lock lives for 60 s after its holder last asked for it; holders ask every 20 s. Locks are kept in memory only: after a
 restart of the broker the first to ask gets the queue, as after an expiry. Time is whatever clock the caller uses
 throughout, best one that never jumps.
+
+Who leaves its group gives its locks back with that. Apache's Java client unlocks before it leaves, but passes over
+queues that it was about to hand over, and may take others in between: those would stand still for the 60 s.
 """
 
 from __future__ import annotations
@@ -74,6 +77,13 @@ class Locks:
                 self._count -= 1
         if not locks:
             del self._locks[group]
+
+    def release(self, group: str, client_id: str) -> None:
+        """Gives back all that the client holds in the group."""
+        held = [queue for queue, lock in self._locks.get(group, {}).items() if lock.client_id == client_id]
+        if held:
+            log.info("%s left %s and did not unlock %d queues", client_id, group, len(held))
+            self.unlock_batch(group, client_id, held)
 
     def all_expired(self, group: str, now_ms: int) -> bool:
         """Whether nobody of the group holds any queue: its consumers are not orderly, or not there."""

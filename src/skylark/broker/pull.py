@@ -73,37 +73,38 @@ class Pulls:
 
     def pull(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(PullMessage, request)
-        group, topic = self._check(header, connection)
-        subscription = self._subscription(header, group)
-        wants = tag_filter(subscription)
-        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        if reset is not None:
-            return self._reset(request, header, group, topic, reset)
-        reply = self._look(request, header, group, topic, wants)
-        if header.sys_flag & _COMMIT_OFFSET:
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset, repr(connection)
-            )
+        reply, wants = self._answer(request, header, connection, commits=bool(header.sys_flag & _COMMIT_OFFSET))
         if reply.code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & _MAY_SUSPEND:
             # Registered before anything else can run: a message that arrives from now on wakes this pull.
             timeout_ms = min(header.suspend_timeout_millis, _MAX_SUSPEND_MS)
             if not self._config.long_polling_enable:
                 timeout_ms = self._config.short_polling_time_mills
             waiter = self._arrivals.wait(header.topic, header.queue_id, wants, timeout_ms / 1000)
-            return self._wait(waiter.arrived, request, header, group, topic, wants)
+            return self._wait(waiter.arrived, request, header, connection)
         return reply
 
     async def _wait(
-        self,
-        arrived: asyncio.Future[bool],
-        request: Frame,
-        header: PullMessage,
-        group: SubscriptionGroupConfig,
-        topic: TopicConfig,
-        wants: TagFilter | None,
+        self, arrived: asyncio.Future[bool], request: Frame, header: PullMessage, connection: Connection
     ) -> Frame:
+        """Answers when it is time to, from the start: an operator may have stopped the group or moved its offset."""
         await arrived
-        return self._look(request, header, group, topic, wants)
+        return self._answer(request, header, connection, commits=False)[0]
+
+    def _answer(
+        self, request: Frame, header: PullMessage, connection: Connection, *, commits: bool
+    ) -> tuple[Frame, TagFilter | None]:
+        """The answer as things are now, and the filter that it was found with."""
+        group, topic = self._check(header, connection)
+        wants = tag_filter(self._subscription(header, group))
+        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if reset is not None:
+            return self._reset(request, header, group, topic, reset), wants
+        reply = self._look(request, header, group, topic, wants)
+        if commits:
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset, repr(connection)
+            )
+        return reply, wants
 
     def _look(
         self,

@@ -2,8 +2,12 @@
 
 There are two ways to reset. The broker's own way, which `useServerSideResetOffset` chooses and which is the default:
 the new offsets are put into the offset table, for groups online or not, and a consumer is sent there with its next
-pull. The old way: the members of the group are told, and commit the new offsets themselves; a group that is offline
-can't be reset like that, and the tools then move its offsets one by one (UPDATE_CONSUMER_OFFSET).
+pull; one that waits for messages is sent there at once. The old way: the members of the group are told, and commit the
+new offsets themselves; a group that is offline can't be reset like that, and the tools then move its offsets one by one
+(UPDATE_CONSUMER_OFFSET).
+
+Where nothing could be done the answer says so. Apache reports success when it is to copy the offsets of a group or a
+topic that is not there, or to reset a queue that the topic does not have.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
@@ -31,9 +36,15 @@ _UNSET: Final = -1
 
 
 def handlers(
-    config: BrokerConfig, store: Store, topics: Topics, groups: Groups, offsets: Offsets, clients: Clients
+    config: BrokerConfig,
+    store: Store,
+    topics: Topics,
+    groups: Groups,
+    offsets: Offsets,
+    clients: Clients,
+    arrivals: Arrivals,
 ) -> dict[int, Handler]:
-    resets = Resets(config, store, topics, groups, offsets, clients)
+    resets = Resets(config, store, topics, groups, offsets, clients, arrivals)
     return {
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset,
         RequestCode.CLONE_GROUP_OFFSET: resets.clone,
@@ -44,7 +55,14 @@ class Resets:
     """Moves the offsets of groups."""
 
     def __init__(
-        self, config: BrokerConfig, store: Store, topics: Topics, groups: Groups, offsets: Offsets, clients: Clients
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        clients: Clients,
+        arrivals: Arrivals,
     ) -> None:
         self._config = config
         self._store = store
@@ -52,6 +70,7 @@ class Resets:
         self._groups = groups
         self._offsets = offsets
         self._clients = clients
+        self._arrivals = arrivals
 
     def reset(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(ResetOffset, request)
@@ -67,6 +86,10 @@ class Resets:
         """Copies offsets of one topic, or of all; topics that an online group has left are passed over."""
         header = decode_header(CloneGroupOffset, request)
         source, target = header.src_group, header.dest_group
+        if source not in self._groups and not self._offsets.topics_of(source):
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {source} does not exist")
+        if header.topic and header.topic not in self._topics:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
         online = None if header.offline else self._clients.group(source)
         for topic in [header.topic] if header.topic else sorted(self._offsets.topics_of(source)):
             if topic not in self._topics:
@@ -88,6 +111,11 @@ class Resets:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
         if header.group not in self._groups:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group} does not exist")
+        if header.queue_id >= topic.read_queue_nums:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR,
+                f"Topic {header.topic} has no queue {header.queue_id}, only 0 to {topic.read_queue_nums - 1}",
+            )
         if header.queue_id < 0:
             moved = {queue: self._offset_at(topic, queue, header.timestamp) for queue in range(topic.read_queue_nums)}
         elif header.offset is None or header.offset == _UNSET:
@@ -99,6 +127,7 @@ class Resets:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
         for queue, offset in moved.items():
             self._offsets.reset(header.group, header.topic, queue, offset)
+            self._arrivals.wake(header.topic, queue)
         return moved
 
     def _offset_at(self, topic: TopicConfig, queue_id: int, timestamp_ms: int) -> int:

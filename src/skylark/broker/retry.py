@@ -1,7 +1,9 @@
 """CONSUMER_SEND_MSG_BACK: a message that could not be consumed goes to its group's retry topic, later each time, and to
 the dead-letter topic in the end.
 
-It waits in the delay queues first, at the level the consumer named or at `3 + times tried`, so 10 s, 30 s, 1 m, ...
+It waits in the delay queues first, at the level the consumer named or at `3 + times tried`, so 10 s, 30 s, 1 m, ... A
+group with a retry policy of its own waits as long as that says, or up to the next delay level. (Apache's broker keeps
+the policy for its proxy and passes over it here: whoever gives a group a policy wants it to count.)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Store
+from skylark.store.api import parse_delay_levels
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import ConsumerSendMsgBack, decode_header
@@ -29,7 +32,7 @@ from skylark.wire.message import (
     StoredMessage,
     message_id,
 )
-from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION
+from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, GroupRetryPolicy
 
 _DLQ_QUEUES: Final = 1
 _FIRST_RETRY_LEVEL: Final = 3
@@ -67,6 +70,7 @@ class Retries:
         self._groups = groups
         self._stats = stats
         self._clock = clock
+        self._delays_ms = parse_delay_levels(config.message_delay_level)
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -103,13 +107,20 @@ class Retries:
         else:
             message.topic = topic.topic_name
             message.queue_id = random.randrange(group.retry_queue_nums)
-            level = header.delay_level or _FIRST_RETRY_LEVEL + original.reconsume_times
+            level = header.delay_level or self._level(group.group_retry_policy, original.reconsume_times)
             message.properties[PROPERTY_DELAY_LEVEL] = str(level)
         appended = self._put.one(message, self._clock())
         self._stats.sent_back(header.group, message.properties[PROPERTY_RETRY_TOPIC])
         reply = request.reply()
         # The consumer forgets the message once it has this answer, so it waits for the disk whatever the message says.
         return self._put.when_flushed(appended, reply) if self._put.is_synchronous else reply
+
+    def _level(self, policy: GroupRetryPolicy, times: int) -> int:
+        if policy.own is None:
+            return _FIRST_RETRY_LEVEL + times
+        wanted_ms = policy.delay_ms(times)
+        levels = enumerate(self._delays_ms, 1)
+        return next((level for level, delay_ms in levels if delay_ms >= wanted_ms), len(self._delays_ms))
 
     @staticmethod
     def _again(original: StoredMessage) -> Message:

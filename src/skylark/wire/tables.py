@@ -15,6 +15,10 @@ PERM_INHERIT = 1
 UNIT_TOPIC = 1
 UNIT_SUBSCRIPTION = 2
 
+EXPONENTIAL = "EXPONENTIAL"
+
+_MAX_EXPONENT = 32
+_UNUSED_DELAYS = 2
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
 _LEVEL_DELAYS_MS = (
     *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
@@ -63,11 +67,21 @@ class ExponentialRetryPolicy(msgspec.Struct, rename="camel"):
     max: int = 7_200_000
     multiplier: int = 2
 
+    def delay_ms(self, times: int) -> int:
+        """How long to wait before the next try of a message that was tried again `times` times."""
+        growth: int = self.multiplier ** min(max(times, 0), _MAX_EXPONENT)
+        return min(self.max, self.initial * growth)
+
 
 class CustomizedRetryPolicy(msgspec.Struct, rename="camel"):
     """The delays one by one, in milliseconds; those of the delay levels unless told otherwise."""
 
     next: list[int] = msgspec.field(default_factory=lambda: list(_LEVEL_DELAYS_MS))
+
+    def delay_ms(self, times: int) -> int:
+        """The same as with delay levels, of which the first two are never used: the third delay, then the fourth, …"""
+        delays_ms = self.next or _LEVEL_DELAYS_MS
+        return delays_ms[min(max(times, 0) + _UNUSED_DELAYS, len(delays_ms) - 1)]
 
 
 class GroupRetryPolicy(msgspec.Struct, rename="camel"):
@@ -76,6 +90,15 @@ class GroupRetryPolicy(msgspec.Struct, rename="camel"):
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None
     customized_retry_policy: CustomizedRetryPolicy | None = None
+
+    @property
+    def own(self) -> ExponentialRetryPolicy | CustomizedRetryPolicy | None:
+        """The policy that somebody gave the group; None if it goes by the default."""
+        return self.exponential_retry_policy if self.type == EXPONENTIAL else self.customized_retry_policy
+
+    def delay_ms(self, times: int) -> int:
+        """How long a message waits for its next try, when it has been tried again `times` times before."""
+        return (self.own or CustomizedRetryPolicy()).delay_ms(times)
 
 
 class SimpleSubscriptionData(msgspec.Struct, rename="camel"):
