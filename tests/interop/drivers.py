@@ -167,6 +167,13 @@ class Session:
         """A push consumer, started. Options: mode, model, expression, from_, fail, delayLevel, maxReconsumeTimes…"""
         return PushConsumer(self, self._open("consumer", {"group": group, "topic": topic, **options}), topic)
 
+    def requester(self, group: str) -> Client:
+        return Client(self, self._open("requester", {"group": group}))
+
+    def responder(self, group: str, topic: str, **options: Any) -> PushConsumer:
+        """Replies `re: BODY` to every request; deliveries tell in `reply` how that went. Option: times."""
+        return PushConsumer(self, self._open("responder", {"group": group, "topic": topic, **options}), topic)
+
     def puller(self, group: str) -> Client:
         return Client(self, self._open("puller", {"group": group}))
 

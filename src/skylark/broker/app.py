@@ -24,6 +24,7 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.pull import Pulls
 from skylark.broker.put import Put
 from skylark.broker.registration import Registration
+from skylark.broker.replies import Replies
 from skylark.broker.retry import Retries
 from skylark.broker.send import Sends
 from skylark.broker.stats import Stats
@@ -123,10 +124,10 @@ class Broker:
         queue_locks = Locks()
         self._clients.on_leave = queue_locks.release
         published = self._registration.published
+        sends = Sends(config, put, self._topics, self._groups, queue_locks, published, clock, steady_clock_ms)
         return {
-            **Sends(
-                config, put, self._topics, self._groups, queue_locks, published, clock, steady_clock_ms
-            ).handlers(),
+            **sends.handlers(),
+            **Replies(config, put, sends.check, self._clients, clock, self._address).handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats

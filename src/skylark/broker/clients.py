@@ -97,6 +97,7 @@ class _Roles(msgspec.Struct, eq=False):
 
     consumer_groups: set[str] = set()
     producer_groups: set[str] = set()
+    producer_id: str | None = None
 
 
 class Clients:
@@ -112,6 +113,7 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._roles: dict[Connection, _Roles] = {}
+        self._producing: dict[str, Connection] = {}  # by client id
         self._groups_by_topic: dict[str, set[str]] = {}
 
     # Questions.
@@ -136,6 +138,10 @@ class Clients:
 
     def producers(self, group: str) -> list[Member]:
         return list(self._producers.get(group, {}).values())
+
+    def producing(self, client_id: str) -> Connection | None:
+        """Where a client can be reached that is in some producer group."""
+        return self._producing.get(client_id)
 
     def producer_groups(self) -> Iterator[tuple[str, list[Member]]]:
         return ((name, list(members.values())) for name, members in self._producers.items())
@@ -165,6 +171,8 @@ class Clients:
         if producer_group in roles.producer_groups:
             roles.producer_groups.discard(producer_group)
             self._remove_producer(producer_group, connection)
+            if not roles.producer_groups:
+                self._forget_id(roles, connection)
         if not roles.consumer_groups and not roles.producer_groups:
             del self._roles[connection]
 
@@ -172,6 +180,7 @@ class Clients:
         """The connection is gone, and with it its memberships."""
         roles = self._roles.pop(connection, None)
         if roles is not None:
+            self._forget_id(roles, connection)
             for group in roles.consumer_groups:
                 self._remove_consumer(group, connection)
             for group in roles.producer_groups:
@@ -317,6 +326,16 @@ class Clients:
             roles.producer_groups.add(group)
             log.info("%s produces as group %s from %r", member.client_id, group, member.connection)
         _refresh(self._producers.setdefault(group, {}), member)
+        if roles.producer_id != member.client_id:
+            self._forget_id(roles, member.connection)
+            roles.producer_id = member.client_id
+        self._producing[member.client_id] = member.connection
+
+    def _forget_id(self, roles: _Roles, connection: Connection) -> None:
+        """Unless the client has come back over another connection meanwhile."""
+        if roles.producer_id is not None and self._producing.get(roles.producer_id) is connection:
+            del self._producing[roles.producer_id]
+        roles.producer_id = None
 
     def _remove_producer(self, group: str, connection: Connection) -> None:
         members = self._producers[group]

@@ -72,6 +72,7 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     register_broker_timeout_mills: Millis = 24_000
     force_register: bool = True
     region_id: Word = "DefaultRegion"
+    trace_on: bool = True
 
     # Topics and groups
     broker_permission: Annotated[int, Meta(ge=0, le=7, description="2 (write), 4 (read), 6 (both) or 0 (neither)")] = 6
@@ -92,6 +93,7 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
         Meta(pattern=r"^\d+[smhd](?: +\d+[smhd])*$", description="delays separated by blanks, such as 1s 5s 10m 2h"),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     sync_flush_timeout: Millis = 5_000
+    store_reply_message_enable: bool = True
 
     # Pulling
     long_polling_enable: bool = True
@@ -145,7 +147,7 @@ UPDATABLE_KEYS = frozenset(
     enablePropertyFilter enableTopicMessageTypeCheck fileReservedTime
     longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
-    shortPollingTimeMills slaveReadEnable traceTopicEnable useServerSideResetOffset
+    shortPollingTimeMills slaveReadEnable storeReplyMessageEnable traceOn traceTopicEnable useServerSideResetOffset
     """.split()
 )
 

@@ -88,7 +88,7 @@ class Sends:
             header = decode_header(SendMessage, request)
         else:
             header = decode_header(SendMessageV2, request)
-        topic = self._check(header, connection)
+        topic = self.check(header, connection)
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
         if header.batch:
             return self._send_batch(request, header, topic, queue_id, connection)
@@ -167,7 +167,7 @@ class Sends:
         properties = decode_properties(header.properties) if header.properties else {}
         properties.pop(PROPERTY_POP_CK, None)
         properties[PROPERTY_MSG_REGION] = self._config.region_id
-        properties[PROPERTY_TRACE_SWITCH] = "true"
+        properties[PROPERTY_TRACE_SWITCH] = "true" if self._config.trace_on else "false"
         properties[PROPERTY_CLUSTER] = self._config.broker_cluster_name
         return properties
 
@@ -179,13 +179,13 @@ class Sends:
             "queueId": str(queue_id),
             "queueOffset": str(queue_offset),
             "MSG_REGION": self._config.region_id,
-            "TRACE_ON": "true",
+            "TRACE_ON": "true" if self._config.trace_on else "false",
         }
         if unique_key:
             fields["transactionId"] = unique_key
         return request.reply(ResponseCode.SUCCESS, fields=fields)
 
-    def _check(self, header: SendHeader, connection: Connection) -> TopicConfig:
+    def check(self, header: SendHeader, connection: Connection) -> TopicConfig:
         """The topic to write to, created if that is allowed. Raises RequestFailed."""
         name = header.topic
         topic = self._topics.get(name)

@@ -183,7 +183,7 @@ class Courier:
             "k": "false",
         }
         if sending.batch_ids is None:
-            return Frame(RequestCode.SEND_MESSAGE_V2, fields, sending.body)
+            return Frame(sending.code, fields, sending.body)
         fields["m"] = "true"
         return Frame(RequestCode.SEND_BATCH_MESSAGE, fields, sending.body)
 

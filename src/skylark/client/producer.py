@@ -25,9 +25,10 @@ from typing import Any, Final, Self
 
 from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
 from skylark.client.courier import Courier, as_timeout
+from skylark.client.dialogue import reply_properties, reply_topic, request_properties
 from skylark.client.errors import BatchInterrupted, ClientClosed, InvalidMessage, RequestTimeout, RocketMQError
 from skylark.client.faults import Faults
-from skylark.client.message import MessageQueue, OutgoingMessage, Receipt, build_properties
+from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, build_properties
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
 from skylark.client.session import Session
@@ -41,8 +42,9 @@ from skylark.client.validation import (
     check_priority,
     check_send_topic,
 )
-from skylark.wire.codes import ResponseCode
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.message import (
+    PROPERTY_CORRELATION_ID,
     PROPERTY_DELAY_LEVEL,
     PROPERTY_PRIORITY,
     PROPERTY_UNIQUE_KEY,
@@ -344,6 +346,88 @@ class Producer:
                     raise
                 raise BatchInterrupted(receipts, len(items), e) from e
         return receipts
+
+    async def request(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        compress: bool = True,
+        timeout_s: float | None = None,
+    ) -> Message:
+        """Sends a message and waits for the reply of whoever consumes it; the timeout is for both.
+
+        Raises the errors of `send`, and RequestTimeout when no reply came in time: the request may be consumed later.
+        """
+        courier = self._running_courier()
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        sending = self._prepare(topic, body, tag, key, properties, 0, flag, True)
+        sending.label(request_properties(self.session.client_id, patience_s))
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        sending.deadline_s = self._clock_s() + patience_s
+        if not self._slots.has_room(sending.size_bytes):
+            await self._wait_for_slot(sending)
+        with self.session.dialogue.expect(sending.properties[PROPERTY_CORRELATION_ID]) as reply:
+            await courier.depart(sending)
+            try:
+                async with asyncio.timeout_at(sending.deadline_s):
+                    await asyncio.wait((reply, sending.future), return_when=asyncio.FIRST_COMPLETED)
+                    if not reply.done():
+                        sending.future.result()  # raises when the request was not stored
+                    return await reply
+            except RequestTimeout:
+                raise
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"request {sending.msg_id} was sent, but no reply came within {patience_s:.3g} s"
+                ) from None
+            finally:
+                sending.abandon()
+
+    async def reply(
+        self,
+        request: Message,
+        body: bytes,
+        *,
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+        compress: bool = True,
+        timeout_s: float | None = None,
+    ) -> Receipt:
+        """Answers a request that was consumed. Returns when the requester has the reply.
+
+        Raises InvalidMessage if the message was no request, and BrokerError when the requester is gone.
+        """
+        courier = self._running_courier()
+        sending = self._prepare(reply_topic(request), body, None, None, properties, 0, flag, True)
+        sending.label(reply_properties(request))
+        sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            async with asyncio.timeout_at(sending.deadline_s):
+                queues = (await courier.route(sending.topic)).write_queues
+        except TimeoutError:
+            raise as_timeout(sending) from None
+        # The requester is connected to the broker that took the request, and perhaps to no other.
+        sending.queue = next((queue for queue in queues if queue.broker_name == request.broker), None)
+        if not self._slots.has_room(sending.size_bytes):
+            await self._wait_for_slot(sending)
+        await courier.depart(sending)
+        receipt: Receipt = await sending.future
+        return receipt
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of the topic can be sent to."""

@@ -18,7 +18,10 @@ import msgspec
 
 from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue, Receipt
+from skylark.client.validation import check_encoded_properties
 from skylark.net.connection import Connection
+from skylark.wire.codes import RequestCode
+from skylark.wire.message import encode_properties
 
 BATCH_OVERHEAD_BYTES: Final = 22
 """of a message in a batch, besides its body and its encoded properties"""
@@ -30,9 +33,9 @@ class Sending:
     """One request on its way: a message, or the part of a batch that fits into one."""
 
     __slots__ = (
-        "attempts_left", "batch_ids", "body", "connection", "context", "deadline_s", "encoded", "flag", "future",
-        "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag", "topic", "tried",
-        "until_s",
+        "attempts_left", "batch_ids", "body", "code", "connection", "context", "deadline_s", "encoded", "flag",
+        "future", "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag",
+        "topic", "tried", "until_s",
     )  # fmt: skip
 
     def __init__(self, topic: str, body: bytes, properties: dict[str, str], encoded: str, msg_id: str) -> None:
@@ -41,6 +44,7 @@ class Sending:
         self.properties = properties
         self.encoded = encoded  # the same as they travel
         self.msg_id = msg_id
+        self.code = RequestCode.SEND_MESSAGE_V2
         self.batch_ids: list[str] | None = None
         self.flag = 0
         self.sys_flag = 0
@@ -56,6 +60,18 @@ class Sending:
         self.opaque = 0
         self.future: asyncio.Future[Any]  # of a receipt, or of a list of them for a batch
         self.context: SendContext | None = None
+
+    def abandon(self) -> None:
+        """Nobody asks how it ended any more."""
+        if not self.future.cancel() and not self.future.cancelled():
+            self.future.exception()
+
+    def label(self, properties: dict[str, str]) -> None:
+        """Adds properties that belong to the system."""
+        self.properties |= properties
+        encoded = encode_properties(self.properties)
+        check_encoded_properties(encoded)
+        self.encoded = encoded.decode()
 
 
 class SendContext(msgspec.Struct, kw_only=True):

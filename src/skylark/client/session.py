@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
+from skylark.client.dialogue import Dialogue
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message
 from skylark.client.routes import Routes
@@ -136,12 +137,14 @@ class Session:
         name = instance or f"{os.getpid()}#{time.monotonic_ns()}"
         self.client_id = f"{client_ip or local_ip()}@{name}" + (f"@{unit}" if unit else "")
         self.routes = Routes(self.ask_name_server, request_timeout_s)
+        self.dialogue = Dialogue()
         self.handlers: dict[int, Handler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_positions,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.dialogue.receive,
         }
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, ConsumerMember] = {}
@@ -194,6 +197,7 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.dialogue.close()
         self._open.clear()
         if self._pool is not None:
             self._pool.close()

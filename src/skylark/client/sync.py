@@ -199,6 +199,8 @@ class Producer(_Twin):
     send_oneway = _waits(producer.Producer.send_oneway)
     send_batch = _waits(producer.Producer.send_batch)
     flush = _waits(producer.Producer.flush)
+    request = _waits(producer.Producer.request)
+    reply = _waits(producer.Producer.reply)
     queues = _waits(producer.Producer.queues)
 
 

@@ -80,6 +80,25 @@ class SendMessageV2(msgspec.Struct):
     max_reconsume_times: int | None = msgspec.field(default=None, name="l")
 
 
+class PushReply(msgspec.Struct, rename="camel"):
+    """A reply on its way from the broker to the client that asked."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    born_host: str
+    store_host: str
+    store_timestamp: int
+    properties: str | None = None
+    reconsume_times: int | None = None
+    unit_mode: bool = False
+
+
 class PullMessage(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str

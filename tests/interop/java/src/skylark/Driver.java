@@ -40,6 +40,7 @@ public final class Driver {
         Driver driver = new Driver();
         new Producers(driver.commands).register();
         new PushConsumers(driver.commands).register();
+        new Dialogue(driver.commands).register();
         driver.registerPullers();
         driver.registerLites();
         return driver.commands;
