@@ -77,7 +77,7 @@ final class Dialogue {
                 .getBytes(StandardCharsets.UTF_8);
             event.put("reply", producer.send(MessageUtil.createReplyMessage(message, body)).getSendStatus());
         } catch (Exception failure) {
-            event.put("reply", String.valueOf(failure));
+            event.put("reply", failure + ", because " + failure.getCause());
         }
         commands.emit(event);
     }
