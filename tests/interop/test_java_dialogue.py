@@ -26,4 +26,5 @@ def test_nobody_replies(session: Session, topic: str, group: str) -> None:
         requester.call("request", topic=topic, body="hello", timeoutMs=300)
     requester.stop()
     (event,) = session.responder(group, topic).take(1)
-    assert "channel of" in event["reply"] and "not found" in event["reply"]
+    assert "channel of" in event["reply"]
+    assert "not found" in event["reply"]

@@ -108,7 +108,7 @@ def test_nobody_replies_in_time_and_a_late_reply_goes_nowhere(namesrv: str, topi
             requests.put_nowait(message)
 
         async with responder(namesrv, group, topic, keep), Producer(namesrv, group="askers") as producer:
-            with pytest.raises(RequestTimeout, match="no reply came within 0.5 s"):
+            with pytest.raises(RequestTimeout, match=r"no reply came within 0\.5 s"):
                 await producer.request(topic, b"hello", timeout_s=0.5)
             late = await requests.get()
             assert late.properties["TTL"] == "500"
