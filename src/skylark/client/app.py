@@ -29,7 +29,7 @@ from skylark.client.membership import Filter
 from skylark.client.message import Message
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -51,10 +51,15 @@ class App:
     """The consumers and producers of one process."""
 
     def __init__(
-        self, name_servers: str | Sequence[str] = "localhost:9876", *, session: Session | None = None, **defaults: Any
+        self,
+        name_servers: str | Sequence[str] = "localhost:9876",
+        *,
+        session: Session | None = None,
+        namespace: str = "",
+        **defaults: Any,
     ) -> None:
         """`defaults` are options of `PushConsumer` for all groups."""
-        self._session = session or Session(name_servers)
+        self._session = session_of(session, name_servers, namespace)
         self._defaults = defaults
         self._subscriptions: dict[str, list[_Subscription]] = {}
         self._options: dict[str, dict[str, Any]] = {}

@@ -67,6 +67,7 @@ class Courier:
         self._default_topic = default_topic
         self._default_topic_queues = default_topic_queues
         self._default_topic_queues_text = str(default_topic_queues)
+        self._unit_mode = "true" if session.unit_mode else "false"
         self._hooks = hooks
         self._turns: dict[str, int] = {}  # topic -> the turn of the next queue
         self._flying: set[Sending] = set()  # requests that wait for their answer
@@ -180,7 +181,7 @@ class Courier:
             "h": str(sending.flag),
             "i": properties,
             "j": "0",
-            "k": "false",
+            "k": self._unit_mode,
         }
         if sending.batch_ids is None:
             return Frame(sending.code, fields, sending.body)
@@ -199,7 +200,7 @@ class Courier:
                 self._faults.answered(queue.broker_name, (now_s - sending.started_s) * 1000, now_s * 1000)
             if status is not None:
                 try:
-                    receipt = _read_receipt(answer, status, sending, queue)
+                    receipt = _read_receipt(answer, status, sending, self._session.namespace.unwrap_queue(queue))
                 except (KeyError, ValueError) as e:
                     error = BrokerError(answer.code, f"the answer to a send can't be read: {e!r}", queue.broker_name)
                     self._failed(sending, error, can_retry=False)

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from skylark.client.message import Message
+from skylark.client.namespace import Namespace
 from skylark.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -104,8 +105,10 @@ class Listening:
         takes_batches: bool,
         hooks: Sequence[ConsumeHook] = (),
         executor: Executor | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
         self._group = group
+        self._namespace = namespace
         self._takes_batches = takes_batches
         self._hooks = hooks
         self._executor = executor
@@ -124,6 +127,9 @@ class Listening:
 
     async def consume(self, queue: MessageQueue, messages: list[Message]) -> Outcome:
         """Never raises what the listener raised."""
+        if self._namespace:
+            for message in messages:
+                message.topic = self._namespace.unwrap(message.topic)
         if not self._hooks:
             return await self._consume(queue, messages)
         context = ConsumeContext(self._group, queue, tuple(messages), properties={})

@@ -32,7 +32,7 @@ from skylark.client.offsets import RemoteOffsets
 from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import Limits, PullStatus
 from skylark.client.read_ahead import Owned, ReadAhead
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
 from skylark.client.validation import check_group, check_topic
@@ -73,6 +73,7 @@ class LitePullConsumer:
         strategy: Strategy = average,
         rebalance_interval_s: float = 20.0,
         request_timeout_s: float = 3.0,
+        namespace: str = "",
     ) -> None:
         """
         - `session`: shares the connections of a session; without one, the consumer has its own.
@@ -80,10 +81,13 @@ class LitePullConsumer:
           milliseconds).
         - `auto_commit`: False leaves it to you to call `commit`.
         - `limits`: how much of each queue may be read ahead; `max_cached_messages` of all queues together.
+        - `namespace`: stands before the names of group and topics on the wire.
         """
+        self._session = session_of(session, name_servers, namespace, request_timeout_s)
+        self._namespace = self._session.namespace
+        group = self._namespace.wrap(group)
         check_group(group)
         self.group = group
-        self._session = session or Session(name_servers, request_timeout_s=request_timeout_s)
         self._reader = PullConsumer(group=group, session=self._session, request_timeout_s=request_timeout_s)
         self._offsets = RemoteOffsets(self._session, group, request_timeout_s)
         self._start = Start.of(from_where, _now_ms())
@@ -164,6 +168,7 @@ class LitePullConsumer:
 
     def subscribe(self, topic: str, tag: str = ALL, *, sql: str | None = None) -> None:
         """Shares the queues of a topic with the other members of the group, which must subscribe to the same."""
+        topic = self._namespace.wrap(topic)
         check_topic(topic)
         if self._assigned:
             raise RocketMQError("this consumer has queues assigned; a second consumer can subscribe")
@@ -175,6 +180,7 @@ class LitePullConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         """Gives up the topic's queues."""
+        topic = self._namespace.wrap(topic)
         if self._subscriptions.pop(topic, None) is not None:
             self._revoke_topic(topic)
             self._rebalance_asked.set()
@@ -184,13 +190,14 @@ class LitePullConsumer:
         if self._subscriptions:
             raise RocketMQError("this consumer subscribes to topics; a second consumer can have queues assigned")
         version = _now_ms()
-        self._assigned = {queue: build_subscription(queue.topic, tag=tag, sql=sql, version=version) for queue in queues}
+        places = [self._namespace.wrap_queue(queue) for queue in queues]
+        self._assigned = {queue: build_subscription(queue.topic, tag=tag, sql=sql, version=version) for queue in places}
         if self._started:
             self._own(None, self._assigned)
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that this consumer reads at the moment."""
-        return list(self._ahead.owned)
+        return [self._namespace.unwrap_queue(queue) for queue in self._ahead.owned]
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""
@@ -294,6 +301,7 @@ class LitePullConsumer:
             message_model=CLUSTERING,
             consume_from_where=self._start.apache_name,
             subscription_data_set=list(self._subscriptions.values()),
+            unit_mode=self._session.unit_mode,
         )
 
     def rebalance_soon(self) -> None:
@@ -525,7 +533,7 @@ class LitePullConsumer:
             log.info("group %s: %s works again", self.group, what)
 
     def _find(self, queue: MessageQueue) -> Owned:
-        owned = self._ahead.owned.get(queue)
+        owned = self._ahead.owned.get(self._namespace.wrap_queue(queue))
         if owned is None:
             raise ValueError(f"{queue} is not among the queues of this consumer; see assignment()")
         return owned

@@ -119,6 +119,7 @@ class Membership:
             takes_batches=options.batch_size is not None,
             hooks=options.hooks,
             executor=self._executor,
+            namespace=session.namespace,
         )
         self.offsets: Offsets
         if options.is_broadcasting:
@@ -239,6 +240,7 @@ class Membership:
             message_model=BROADCASTING if self._options.is_broadcasting else CLUSTERING,
             consume_from_where=self._options.start.apache_name,
             subscription_data_set=list(self.subscriptions.values()),
+            unit_mode=self._session.unit_mode,
         )
 
     def rebalance_soon(self) -> None:
@@ -374,6 +376,7 @@ class Membership:
         wanted = self.filters.get(message.topic)
         if wanted is None:
             return True
+        message.topic = self._session.namespace.unwrap(message.topic)
         try:
             return wanted(message)
         except Exception:

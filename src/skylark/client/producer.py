@@ -31,7 +31,7 @@ from skylark.client.faults import Faults
 from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, build_properties
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
@@ -110,6 +110,7 @@ class Producer:
         default_topic: str = DEFAULT_TOPIC,
         default_topic_queues: int = DEFAULT_TOPIC_QUEUES,
         hooks: Sequence[SendHook] = (),
+        namespace: str = "",
     ) -> None:
         """
         - `session`: shares the connections of a session; without one, the producer has its own.
@@ -117,12 +118,15 @@ class Producer:
         - `retry_not_stored`: a message that is stored, but not flushed or replicated in time, goes to another broker.
         - `avoid_slow_brokers`: latency fault tolerance; see `skylark.client.faults` for its table.
         - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None.
+        - `namespace`: stands before the names of group and topics on the wire.
         """
+        self.session = session_of(session, name_servers, namespace)
+        self._namespace = self.session.namespace
+        group = self._namespace.wrap(group)
         check_group(group)
         if max_in_flight < 1 or retries < 0:
             raise ValueError("max_in_flight must be at least 1 and retries at least 0")
         self.group = group
-        self.session = session if session is not None else Session(name_servers)
         self._timeout_s = timeout_s
         self._retries = retries
         self._codec = Codec(compression) if compression is not None else None
@@ -316,6 +320,7 @@ class Producer:
         Raises BatchInterrupted, which has the receipts so far, when a later request fails; the timeout is that of one.
         """
         courier = self._running_courier()
+        topic = self._namespace.wrap(topic)
         check_send_topic(topic)
         if topic.startswith(RETRY_PREFIX):
             raise InvalidMessage("retry topics take no batches")
@@ -432,8 +437,9 @@ class Producer:
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of the topic can be sent to."""
         courier = self._running_courier()
+        topic = self._namespace.wrap(topic)
         check_send_topic(topic)
-        return list((await courier.route(topic)).write_queues)
+        return [self._namespace.unwrap_queue(queue) for queue in (await courier.route(topic)).write_queues]
 
     # How a message gets ready.
 
@@ -449,6 +455,7 @@ class Producer:
         wait_stored: bool,
         priority: int | None,
     ) -> Sending:
+        topic = self._namespace.wrap(topic)
         check_send_topic(topic)
         check_body(body, self._max_message_bytes)
         if tag is not None or key is not None or properties is not None or delay_level:
@@ -496,10 +503,13 @@ class Producer:
         if queue is None:
             try:
                 async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
-                    queues = (await courier.route(sending.topic)).write_queues
+                    known = (await courier.route(sending.topic)).write_queues
             except TimeoutError:
                 raise as_timeout(sending) from None
+            queues = [self._namespace.unwrap_queue(each) for each in known] if self._namespace else known
             queue = select_by_hash(queues, ordering_key) if select is None else select(queues, arg)
+        if isinstance(queue, MessageQueue):
+            queue = self._namespace.wrap_queue(queue)
         if not isinstance(queue, MessageQueue) or queue.topic != sending.topic:
             raise InvalidMessage(f"{queue!r} is not a queue of topic {sending.topic!r}")
         sending.queue = queue

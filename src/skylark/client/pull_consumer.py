@@ -19,7 +19,7 @@ import msgspec
 from skylark.client.errors import BrokerError, ClientClosed, NotReachable
 from skylark.client.message import MessageQueue
 from skylark.client.pulling import Pulled, PullStatus, pull
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import ALL, build_subscription
 from skylark.wire.bodies import Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -54,9 +54,12 @@ class PullConsumer:
         *,
         session: Session | None = None,
         request_timeout_s: float = 3.0,
+        namespace: str = "",
     ) -> None:
-        self.group = group
-        self._session = session or Session(name_servers, request_timeout_s=request_timeout_s)
+        """`namespace` stands before the names of group and topics on the wire; a session may bring one too."""
+        self._session = session_of(session, name_servers, namespace, request_timeout_s)
+        self._namespace = self._session.namespace
+        self.group = self._namespace.wrap(group)
         self._timeout_s = request_timeout_s
         self._started = False
         self._suggested: dict[MessageQueue, int] = {}  # which broker of the name to read from; bounded by the queues
@@ -81,7 +84,8 @@ class PullConsumer:
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read, by broker and number. Raises RouteNotFound."""
         self._check_started()
-        return list((await self._session.routes.get(topic)).read_queues)
+        route = await self._session.routes.get(self._namespace.wrap(topic))
+        return [self._namespace.unwrap_queue(queue) for queue in route.read_queues]
 
     async def pull(
         self,
@@ -99,26 +103,31 @@ class PullConsumer:
         With `wait_s` the broker waits that long for a message when there is none. `timeout_s` bounds the rest.
         Messages whose body can't be inflated have it as it was sent, and are named in `unreadable`.
         """
+        queue = self._namespace.wrap_queue(queue)
         subscription = build_subscription(queue.topic, tag=tag, sql=sql, version=0)
         return await self.pull_for(subscription, queue, offset, max_count, wait_s=wait_s, timeout_s=timeout_s)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message that is still there."""
+        queue = self._namespace.wrap_queue(queue)
         header = GetMinOffset(queue.topic, queue.queue_id)
         return await self._offset(RequestCode.GET_MIN_OFFSET, queue, header)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will have."""
+        queue = self._namespace.wrap_queue(queue)
         header = GetMaxOffset(queue.topic, queue.queue_id)
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue, header)
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime | int) -> int:
         """The offset of the first message stored at `when` or later; a number is milliseconds since 1970."""
+        queue = self._namespace.wrap_queue(queue)
         header = SearchOffset(queue.topic, queue.queue_id, time_ms(when))
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, header)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group committed, or None when it never did."""
+        queue = self._namespace.wrap_queue(queue)
         header = QueryConsumerOffset(self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
         answer = await self._ask(queue, Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header)))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -127,6 +136,7 @@ class PullConsumer:
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Makes `offset`, that of the next message to read, the group's place in the queue."""
+        queue = self._namespace.wrap_queue(queue)
         header = UpdateConsumerOffset(self.group, queue.topic, queue.queue_id, offset)
         request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
         _checked(await self._ask(queue, request), queue)
@@ -167,6 +177,9 @@ class PullConsumer:
             self._suggested.pop(queue, None)
         else:
             self._suggested[queue] = pulled.suggested_broker_id
+        if self._namespace:
+            for message in pulled.messages:
+                message.topic = self._namespace.unwrap(message.topic)
         return pulled
 
     async def _offset(self, code: int, queue: MessageQueue, header: msgspec.Struct) -> int:

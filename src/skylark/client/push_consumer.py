@@ -27,7 +27,7 @@ from skylark.client.listening import ConsumeHook, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
 from skylark.client.pulling import Limits
 from skylark.client.rebalance import QueuesChanged
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start
 from skylark.client.subscriptions import build_subscription, retry_topic
 from skylark.client.validation import check_group, check_topic
@@ -66,6 +66,7 @@ class PushConsumer:
         hooks: Sequence[ConsumeHook] = (),
         queues_changed: QueuesChanged | None = None,
         offsets_directory: Path | None = None,
+        namespace: str = "",
     ) -> None:
         """
         - `listener`: takes a message, or a list if `batch_size` is given; may be set by `@consumer.listen` too.
@@ -81,13 +82,16 @@ class PushConsumer:
         - `suspend_s`: how long an orderly queue pauses before it tries a message again.
         - `limits`: how much of each queue may wait in memory.
         - `shutdown_timeout_s`: how long closing waits for the listener.
+        - `namespace`: stands before the names of group and topics on the wire.
         """
+        self._session = session_of(session, name_servers, namespace)
+        self._namespace = self._session.namespace
+        group = self._namespace.wrap(group)
         check_group(group)
         _check_range("concurrency", concurrency, 1, 1000)
         _check_range("pull_batch_size", pull_batch_size, 1, 1024)
         _check_range("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH)
         self._group = group
-        self._session = session or Session(name_servers)
         self._listener = listener
         self._options = Options(
             is_broadcasting=model == "broadcasting",
@@ -107,7 +111,7 @@ class PushConsumer:
             rebalance_interval_s=rebalance_interval_s,
             shutdown_timeout_s=shutdown_timeout_s,
             hooks=tuple(hooks),
-            queues_changed=queues_changed,
+            queues_changed=self._unwrapping(queues_changed),
             offsets_directory=offsets_directory,
         )
         self._subscriptions: dict[str, Subscription] = {}
@@ -129,16 +133,19 @@ class PushConsumer:
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this member owns now."""
-        return [] if self._member is None else self._member.assignments.queues
+        owned = [] if self._member is None else self._member.assignments.queues
+        return [self._namespace.unwrap_queue(queue) for queue in owned]
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """How far this member's queues of the topic are consumed: the offsets that are, or will be, committed."""
-        return {} if self._member is None else self._member.positions(topic)
+        offsets = {} if self._member is None else self._member.positions(self._namespace.wrap(topic))
+        return {self._namespace.unwrap_queue(queue): offset for queue, offset in offsets.items()}
 
     def subscribe(self, topic: str, tag: str = "*", *, sql: str | None = None, filter: Filter | None = None) -> None:
         """Wants the messages of a topic with some tags (`a || b`), or by an SQL92 expression that the broker
         evaluates; `filter` is asked here for each of them. All members of a group must subscribe to the same.
         """
+        topic = self._namespace.wrap(topic)
         check_topic(topic)
         version = max(now_ms(), *(each.sub_version + 1 for each in self._subscriptions.values()), 0)
         self._subscriptions[topic] = build_subscription(topic, tag=tag, sql=sql, version=version)
@@ -149,9 +156,17 @@ class PushConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         """Gives up the topic's queues."""
+        topic = self._namespace.wrap(topic)
         self._filters.pop(topic, None)
         if self._subscriptions.pop(topic, None) is not None:
             self._announce(None)
+
+    def _unwrapping(self, changed: QueuesChanged | None) -> QueuesChanged | None:
+        """What tells the user of changed queues, by the names that users know."""
+        if changed is None or not self._namespace:
+            return changed
+        tell, unwrap = changed, self._namespace
+        return lambda topic, owned: tell(unwrap.unwrap(topic), [unwrap.unwrap_queue(queue) for queue in owned])
 
     def _announce(self, topic: str | None) -> None:
         if self._member is not None and not self._closed.is_set():

@@ -64,7 +64,7 @@ class Returns:
             group=self._group,
             delay_level=delay_level,
             origin_msg_id=message.msg_id,
-            origin_topic=message.topic,
+            origin_topic=self._session.namespace.wrap(message.topic),
             max_reconsume_times=self._max_times,
         )
         request = Frame(RequestCode.CONSUMER_SEND_MSG_BACK, encode_header(header))
@@ -103,7 +103,7 @@ class Returns:
     def _anew(self, message: Message, topic: str, queue_id: int) -> Frame:
         properties = dict(message.properties)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
-        properties[PROPERTY_RETRY_TOPIC] = message.topic
+        properties[PROPERTY_RETRY_TOPIC] = self._session.namespace.wrap(message.topic)
         properties[PROPERTY_DELAY_LEVEL] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
         for name in (PROPERTY_TRANSACTION_PREPARED, PROPERTY_RECONSUME_TIME, PROPERTY_MAX_RECONSUME_TIMES):
             properties.pop(name, None)
@@ -118,7 +118,7 @@ class Returns:
             flag=message.flag,
             properties=encode_properties(properties).decode(),
             reconsume_times=message.reconsume_times + 1,
-            unit_mode=False,
+            unit_mode=self._session.unit_mode,
             batch=False,
             max_reconsume_times=self._max_times,
         )

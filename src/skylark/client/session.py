@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, Self
 from skylark.client.dialogue import Dialogue
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message
+from skylark.client.namespace import Namespace
 from skylark.client.routes import Routes
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import Pool, split_address
@@ -109,6 +110,17 @@ def local_ip() -> str:
     return ip
 
 
+def session_of(
+    session: Session | None, name_servers: str | Sequence[str], namespace: str, request_timeout_s: float = 3.0
+) -> Session:
+    """The session that a client was given, or one of its own. Raises ValueError."""
+    if session is None:
+        return Session(name_servers, namespace=namespace, request_timeout_s=request_timeout_s)
+    if namespace and namespace != session.namespace.name:
+        raise ValueError("a shared session has its own namespace: give the namespace to the session")
+    return session
+
+
 def drop_if_silent(connection: Connection, began_s: float, now_s: float) -> None:
     """After a request that got no answer: a connection on which nothing came since may lead nowhere any more.
 
@@ -128,14 +140,26 @@ class Session:
         *,
         instance: str | None = None,
         unit: str | None = None,
+        unit_mode: bool = False,
+        namespace: str = "",
+        namespace_v2: str = "",
         client_ip: str | None = None,
         request_timeout_s: float = 3.0,
     ) -> None:
+        """
+        - `unit`: the part of a larger deployment that this client belongs to; `unit_mode` tells the brokers to mark the
+          topics that it creates and the groups that it joins.
+        - `namespace`: stands before all names of topics and groups on the wire; see `skylark.client.namespace`.
+        - `namespace_v2`: goes with every request as a field of its own, for a proxy that adds it to the names.
+        """
         self.name_servers = parse_name_servers(name_servers)
         self.request_timeout_s = request_timeout_s
         # Two clients of one process are two members of a group, so the process id alone does not do.
         name = instance or f"{os.getpid()}#{time.monotonic_ns()}"
         self.client_id = f"{client_ip or local_ip()}@{name}" + (f"@{unit}" if unit else "")
+        self.unit_mode = unit_mode
+        self.namespace = Namespace(namespace)
+        self._stamp = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else None
         self.routes = Routes(self.ask_name_server, request_timeout_s)
         self.dialogue = Dialogue()
         self.handlers: dict[int, Handler] = {
@@ -166,7 +190,7 @@ class Session:
         if self._users > 1:
             return
         self._pid = os.getpid()
-        self._pool = Pool(self.handlers, self.request_timeout_s)
+        self._pool = Pool(self.handlers, self.request_timeout_s, self._stamp)
         self._tasks = [
             asyncio.create_task(_every(HEARTBEAT_INTERVAL_S, self.heartbeat)),
             asyncio.create_task(_every(ROUTE_INTERVAL_S, self._refresh_routes)),

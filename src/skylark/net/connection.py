@@ -53,8 +53,11 @@ class Connection(asyncio.Protocol):
         max_frame_bytes: int = MAX_FRAME_BYTES,
         *,
         dialled: bool = False,
+        stamp: dict[str, str] | None = None,
     ) -> None:
+        """`stamp` goes into the fields of every request that is sent."""
         self._handlers = handlers
+        self._stamp = stamp
         self._dialled = dialled
         self._opened = opened
         self._closed = closed
@@ -225,6 +228,8 @@ class Connection(asyncio.Protocol):
         out.clear()
 
     def _post(self, request: Frame) -> None:
+        if self._stamp:
+            request.fields = request.fields | self._stamp
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(encode_frame(request))

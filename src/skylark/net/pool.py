@@ -19,8 +19,12 @@ def split_address(address: str) -> tuple[str, int]:
 class Pool:
     """address -> connection. Requests that need one address at the same time share one dial."""
 
-    def __init__(self, handlers: Handlers | None = None, connect_timeout_s: float = 3.0) -> None:
+    def __init__(
+        self, handlers: Handlers | None = None, connect_timeout_s: float = 3.0, stamp: dict[str, str] | None = None
+    ) -> None:
+        """`stamp` goes into the fields of every request."""
         self._handlers: Handlers = handlers or {}
+        self._stamp = stamp
         self._connect_timeout_s = connect_timeout_s
         self._connections: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection]] = {}
@@ -66,7 +70,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._handlers, dialled=True), host, port
+                    lambda: Connection(self._handlers, dialled=True, stamp=self._stamp), host, port
                 )
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None

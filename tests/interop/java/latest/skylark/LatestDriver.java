@@ -3,6 +3,11 @@ package skylark;
 /** Apache's newest Java client: what all versions can do ({@link Driver}), and what only this one can. */
 public final class LatestDriver {
     public static void main(String[] argv) throws Exception {
+        Driver.more = (client, args) -> {
+            if (args.has("namespaceV2")) {
+                client.setNamespaceV2(args.text("namespaceV2"));
+            }
+        };
         Commands commands = Driver.commands();
         commands.serve();
     }

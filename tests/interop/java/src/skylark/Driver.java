@@ -8,6 +8,7 @@ import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.BiConsumer;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.QueryResult;
@@ -30,6 +31,9 @@ public final class Driver {
     private final Commands commands = new Commands();
     private final Map<String, DefaultMQPullConsumer> pullers = new ConcurrentHashMap<>();
     private final Map<String, DefaultLitePullConsumer> lites = new ConcurrentHashMap<>();
+
+    /** What only some client versions can be told; set before the first client is made. */
+    static BiConsumer<ClientConfig, Commands.Args> more = (client, args) -> { };
 
     public static void main(String[] argv) throws Exception {
         commands().serve();
@@ -172,6 +176,14 @@ public final class Driver {
         client.setNamesrvAddr(args.text("namesrv"));
         client.setInstanceName(args.text("instance", args.text("name")));
         client.setPollNameServerInterval(args.number("pollNameServerMs", 250));
+        if (args.has("namespace")) {
+            client.setNamespace(args.text("namespace"));
+        }
+        if (args.has("unit")) {
+            client.setUnitName(args.text("unit"));
+        }
+        client.setUnitMode(args.flag("unitMode", false));
+        more.accept(client, args);
     }
 
     static ConsumeFromWhere fromWhere(Commands.Args args) {

@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 
 /**
  * Sends in every way that the client has. A send command makes {@code count} messages; the i-th has body and keys
@@ -141,6 +142,9 @@ final class Producers {
             }
             if (args.has("delayLevel")) {
                 message.setDelayTimeLevel(args.number("delayLevel", 0));
+            }
+            if (args.has("priority")) {
+                MessageAccessor.putProperty(message, "_SYS_MSG_PRIORITY_", args.text("priority"));
             }
             args.under("property.").forEach(message::putUserProperty);
             messages.add(message);
