@@ -374,7 +374,7 @@ class Producer:
         """
         courier = self._running_courier()
         patience_s = self._timeout_s if timeout_s is None else timeout_s
-        sending = self._prepare(topic, body, tag, key, properties, 0, flag, True)
+        sending = self._prepare(topic, body, tag, key, properties, flag=flag)
         sending.label(request_properties(self.session.client_id, patience_s))
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
@@ -415,7 +415,7 @@ class Producer:
         Raises InvalidMessage if the message was no request, and BrokerError when the requester is gone.
         """
         courier = self._running_courier()
-        sending = self._prepare(reply_topic(request), body, None, None, properties, 0, flag, True)
+        sending = self._prepare(reply_topic(request), body, None, None, properties, flag=flag)
         sending.label(reply_properties(request))
         sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
         if compress and len(body) > self._compress_over_bytes:
@@ -450,10 +450,10 @@ class Producer:
         tag: str | None,
         key: str | Sequence[str] | None,
         properties: dict[str, str] | None,
-        delay_level: int,
-        flag: int,
-        wait_stored: bool,
-        priority: int | None,
+        delay_level: int = 0,
+        flag: int = 0,
+        wait_stored: bool = True,
+        priority: int | None = None,
     ) -> Sending:
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
