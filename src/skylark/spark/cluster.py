@@ -1,0 +1,235 @@
+"""A RocketMQ cluster as Spark's driver and workers see it: routes, offsets and pulls, over plain sockets.
+
+Nothing here waits longer than the timeout that the user gave. A broker or name server that does not answer is tried
+again until then; what is left is an error that names its address.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RouteNotFound
+from skylark.client.routes import TopicRoute, build_route
+from skylark.net.blocking import BlockingConnection
+from skylark.spark.queues import Queue
+from skylark.wire.bodies import TAG, TopicList, decode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Encoding, Frame
+from skylark.wire.headers import (
+    GetMaxOffset,
+    GetMinOffset,
+    GetRouteInfo,
+    PullMessage,
+    QueryConsumerOffset,
+    SearchOffset,
+    UpdateConsumerOffset,
+    encode_header,
+)
+from skylark.wire.routes import MASTER_ID, TopicRouteData
+
+_PAUSE_S: Final = 0.2
+_PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides
+_SUBSCRIPTION_IN_REQUEST: Final = 4
+_UNKNOWN: Final = -1
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "%RETRY%", "%DLQ%")
+
+_T = TypeVar("_T")
+
+
+class Filter:
+    """What the broker sends: everything, tags (`a || b`) or what an SQL92 expression accepts."""
+
+    def __init__(self, tags: str | None = None, sql: str | None = None) -> None:
+        self.kind = "SQL92" if sql else TAG
+        self.expression = sql or tags or "*"
+
+    @property
+    def passes_all(self) -> bool:
+        return self.expression == "*"
+
+
+class Cluster:
+    """Open connections to the servers of one cluster; used by one thread and closed by whoever made it."""
+
+    def __init__(self, name_servers: str, timeout_s: float) -> None:
+        self._name_servers = [address for address in re.split(r"[;,\s]+", name_servers) if address]
+        self._timeout_s = timeout_s  # for everything; one try gets half of it
+        self._connections: dict[str, BlockingConnection] = {}
+        self._routes: dict[str, TopicRoute] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # Where things are.
+
+    def topics(self, pattern: str) -> list[str]:
+        """The topics whose whole name matches, without RocketMQ's own."""
+        reply = self._ask_name_server(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        names = decode_body(TopicList, reply.body).topic_list
+        matches = re.compile(pattern).fullmatch
+        return sorted(name for name in names if matches(name) and not name.startswith(_SYSTEM_PREFIXES))
+
+    def route(self, topic: str, *, refresh: bool = False) -> TopicRoute:
+        """Raises RouteNotFound for a topic that no name server knows."""
+        if refresh or topic not in self._routes:
+            header = GetRouteInfo(topic=topic, accept_standard_json_only=True)
+            reply = self._ask_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(header)))
+            if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise RouteNotFound(
+                    f"topic {topic!r} does not exist at name server {', '.join(self._name_servers)}; "
+                    "create it, or send a message to it, first"
+                )
+            self._routes[topic] = build_route(topic, decode_body(TopicRouteData, reply.body))
+        return self._routes[topic]
+
+    def queues(self, topic: str) -> list[Queue]:
+        """The queues that can be read now."""
+        route = self.route(topic, refresh=True)
+        return [Queue(topic, queue.broker_name, queue.queue_id) for queue in route.read_queues]
+
+    # Offsets. Each call asks for all queues at once: the requests to a broker follow each other without a wait.
+
+    def min_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
+        return self._offsets(RequestCode.GET_MIN_OFFSET, queues, lambda q: GetMinOffset(q.topic, q.queue_id))
+
+    def max_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
+        return self._offsets(RequestCode.GET_MAX_OFFSET, queues, lambda q: GetMaxOffset(q.topic, q.queue_id))
+
+    def offsets_at(self, times_ms: Mapping[Queue, int]) -> dict[Queue, int]:
+        """The first offset stored at or after each time; the end of the queue if there is none."""
+        return self._offsets(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            times_ms,
+            lambda q: SearchOffset(q.topic, q.queue_id, times_ms[q], boundary_type="LOWER"),
+        )
+
+    def committed_offsets(self, group: str, queues: Iterable[Queue]) -> dict[Queue, int]:
+        """Where the group stands; a queue that it never committed is left out."""
+        asked = self._ask_brokers(
+            (
+                queue,
+                RequestCode.QUERY_CONSUMER_OFFSET,
+                QueryConsumerOffset(group, queue.topic, queue.queue_id, set_zero_if_not_found=False),
+            )
+            for queue in queues
+        )
+        found = {}
+        for queue, reply in asked:
+            if reply.code == ResponseCode.SUCCESS:
+                found[queue] = int(reply.fields["offset"])
+            elif reply.code != ResponseCode.QUERY_NOT_FOUND:
+                raise BrokerError(reply.code, reply.remark, queue.broker)
+        return {queue: offset for queue, offset in found.items() if offset != _UNKNOWN}
+
+    def commit_offsets(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        asked = self._ask_brokers(
+            (
+                queue,
+                RequestCode.UPDATE_CONSUMER_OFFSET,
+                UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset),
+            )
+            for queue, offset in offsets.items()
+        )
+        for queue, reply in asked:
+            _expect_success(reply, queue.broker)
+
+    # Messages.
+
+    def connect(self, broker: str, topic: str) -> BlockingConnection:
+        """A connection to the master of that name, or to a slave if there is no master now."""
+        addresses = self.route(topic).brokers.get(broker)
+        if not addresses:
+            raise NotReachable(f"broker {broker} of topic {topic} is not registered with any name server")
+        return self._connection(addresses.get(MASTER_ID) or next(iter(addresses.values())))
+
+    def retrying(self, work: Callable[[], _T]) -> _T:
+        """The result of `work`, tried again until the timeout when a server can't be reached."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return work()
+            except OSError as e:
+                self.close()
+                self._routes.clear()
+                if time.monotonic() + _PAUSE_S >= deadline_s:
+                    kind = RequestTimeout if isinstance(e, TimeoutError) else NotReachable
+                    raise kind(str(e)) from e
+                time.sleep(_PAUSE_S)
+
+    def _offsets(
+        self, code: int, queues: Iterable[Queue], header: Callable[[Queue], GetMinOffset | GetMaxOffset | SearchOffset]
+    ) -> dict[Queue, int]:
+        asked = self._ask_brokers((queue, code, header(queue)) for queue in queues)
+        return {queue: int(_expect_success(reply, queue.broker).fields["offset"]) for queue, reply in asked}
+
+    def _ask_brokers(self, requests: Iterable[tuple[Queue, int, object]]) -> list[tuple[Queue, Frame]]:
+        wanted = [(queue, Frame(code, encode_header(header))) for queue, code, header in requests]  # type: ignore[arg-type]
+        answers: list[tuple[Queue, Frame]] = []
+        for start in range(0, len(wanted), _PIPELINED):
+            part = wanted[start : start + _PIPELINED]
+            answers += self.retrying(lambda part=part: self._exchange(part))  # type: ignore[misc]
+        return answers
+
+    def _exchange(self, requests: Sequence[tuple[Queue, Frame]]) -> list[tuple[Queue, Frame]]:
+        posted = []
+        for queue, request in requests:
+            connection = self.connect(queue.broker, queue.topic)
+            posted.append((queue, connection, connection.post(request)))
+        return [(queue, connection.take(number)) for queue, connection, number in posted]
+
+    def _ask_name_server(self, request: Frame) -> Frame:
+        return self.retrying(lambda: self._first_answer(request))
+
+    def _first_answer(self, request: Frame) -> Frame:
+        failed: OSError | None = None
+        for address in self._name_servers:
+            try:
+                return self._connection(address).request(request)
+            except OSError as e:
+                self._connections.pop(address, None)
+                failed = e
+        assert failed is not None
+        raise failed
+
+    def _connection(self, address: str) -> BlockingConnection:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = BlockingConnection(address, self._timeout_s / 2)
+        return connection
+
+
+def pull_request(group: str, queue: Queue, offset: int, count: int, filter: Filter) -> Frame:
+    header = PullMessage(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=count,
+        sys_flag=_SUBSCRIPTION_IN_REQUEST,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        sub_version=0,
+        subscription=filter.expression,
+        expression_type=filter.kind,
+    )
+    return Frame(RequestCode.PULL_MESSAGE, encode_header(header), encoding=Encoding.JSON)
+
+
+def _expect_success(reply: Frame, broker: str) -> Frame:
+    if reply.code != ResponseCode.SUCCESS:
+        raise BrokerError(reply.code, reply.remark, broker)
+    return reply

@@ -1,0 +1,167 @@
+"""The options of the source, as types. A wrong one is an error that names it and says what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, field
+
+from skylark.spark.queues import Offsets, flat
+
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Millis = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+_OF_SPARK: Final = frozenset(("path", "checkpointlocation"))
+"""Options that Spark itself hands to every source and sink."""
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class BadOption(ValueError):
+    """An option that can't be meant so."""
+
+
+class Connecting(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """What source and sink have in common."""
+
+    name_server: Annotated[str, Meta(min_length=1, description="host:port, several separated by a semicolon")] = field(
+        default=""
+    )
+    timeout: Annotated[
+        str, Meta(description="how long a server may be unreachable before the query fails: `30s`, `2m`")
+    ] = "30s"
+
+    @property
+    def timeout_s(self) -> float:
+        return duration_ms(self.timeout, "timeout") / 1000
+
+
+class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
+    """The options of a read."""
+
+    subscribe: Annotated[str | None, Meta(description="topics, separated by commas")] = None
+    subscribe_pattern: Annotated[str | None, Meta(description="a regular expression for whole topic names")] = None
+    assign: Annotated[str | None, Meta(description='queues as JSON: `{"orders":{"broker-a":[0,1]}}`')] = None
+    group: Annotated[str | None, Meta(description="the consumer group whose offsets are read and committed")] = None
+    tags: Annotated[str | None, Meta(description="tags to read, `a || b`; the broker filters")] = None
+    sql_filter: Annotated[str | None, Meta(description="an SQL92 expression over properties; the broker filters")] = (
+        None
+    )
+    starting_offsets: Annotated[
+        str | None, Meta(description="`earliest`, `latest`, `group`, or JSON per queue (-2 earliest, -1 latest)")
+    ] = None
+    starting_timestamp: Annotated[Millis | None, Meta(description="milliseconds since 1970, for all queues")] = None
+    starting_offsets_by_timestamp: Annotated[
+        str | None, Meta(description="milliseconds since 1970 as JSON per queue")
+    ] = None
+    ending_offsets: Annotated[str, Meta(description="`latest`, or JSON per queue; batch only")] = "latest"
+    ending_timestamp: Annotated[Millis | None, Meta(description="milliseconds since 1970; batch only")] = None
+    ending_offsets_by_timestamp: Annotated[str | None, Meta(description="the same as JSON per queue; batch only")] = (
+        None
+    )
+    max_offsets_per_trigger: Annotated[Positive | None, Meta(description="most messages a trigger")] = None
+    min_offsets_per_trigger: Annotated[
+        Positive | None, Meta(description="wait for that many messages, up to maxTriggerDelay")
+    ] = None
+    max_trigger_delay: Annotated[str, Meta(description="how long minOffsetsPerTrigger may hold up: `15m`")] = "15m"
+    max_bytes_per_trigger: Annotated[Positive | None, Meta(description="most bytes a trigger, about")] = None
+    min_partitions: Annotated[Positive | None, Meta(description="split queues until there are that many tasks")] = None
+    max_records_per_partition: Annotated[Positive | None, Meta(description="split queues larger than that")] = None
+    pull_batch_size: Annotated[int, Meta(ge=1, le=1024, description="messages that one pull asks for")] = 32
+    fail_on_data_loss: Annotated[bool, Meta(description="fail when messages were deleted before they were read")] = True
+    offset_commit: Annotated[bool, Meta(description="commit progress to the group, so that its lag shows")] = True
+
+
+def parse(kind: type[_Struct], options: Mapping[str, str]) -> _Struct:
+    """The options as `kind`. Names may be in any case, as Spark's are. Raises BadOption."""
+    names = {name.lower(): name for name in option_names(kind)}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = names.get(name.lower())
+        if known is not None:
+            given[known] = value
+        elif name.lower() not in _OF_SPARK:
+            raise BadOption(f"unknown option {name!r}{_suggestion(name, names)}")
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as e:
+        name, reason = _placed(e)
+        raise BadOption(f"option {name}={given.get(name)!r}: {reason}") from None
+
+
+def option_names(kind: type[msgspec.Struct]) -> list[str]:
+    return [item.encode_name for item in msgspec.structs.fields(kind)]
+
+
+def read_options(options: Mapping[str, str]) -> Reading:
+    """Raises BadOption also for options that contradict each other."""
+    found = parse(Reading, options)
+    if not found.name_server:
+        raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
+    _exactly_one(found, "subscribe", "subscribePattern", "assign")
+    _at_most_one(found, "tags", "sqlFilter")
+    _at_most_one(found, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    _at_most_one(found, "endingTimestamp", "endingOffsetsByTimestamp")
+    if found.starting_offsets == "group" and not found.group:
+        raise BadOption("option startingOffsets=group needs the option group")
+    if found.subscribe_pattern is not None:
+        try:
+            re.compile(found.subscribe_pattern)
+        except re.error as e:
+            raise BadOption(f"option subscribePattern={found.subscribe_pattern!r}: {e}") from None
+    duration_ms(found.timeout, "timeout")
+    duration_ms(found.max_trigger_delay, "maxTriggerDelay")
+    return found
+
+
+def duration_ms(text: str, option: str) -> int:
+    """`500ms`, `30s`, `15m`, `1h` as milliseconds."""
+    match = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h|d)", text.strip())
+    if match is None:
+        raise BadOption(f"option {option}={text!r}: expected a number and a unit, such as 500ms, 30s, 15m or 1h")
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def per_queue(text: str, option: str) -> Offsets:
+    """`{"orders":{"broker-a":{"0":23,"1":-2}}}` as a mapping."""
+    try:
+        return flat(msgspec.json.decode(text, type=dict[str, dict[str, dict[str, int]]]))
+    except (msgspec.MsgspecError, ValueError) as e:
+        raise BadOption(
+            f"option {option}={text!r}: {e}; expected JSON such as "
+            + json.dumps({"orders": {"broker-a": {"0": 23, "1": -2}}})
+        ) from None
+
+
+def _placed(error: msgspec.ValidationError) -> tuple[str, str]:
+    """msgspec says `Expected ... - at `$.name``."""
+    reason, _, place = str(error).partition(" - at `$.")
+    return place.rstrip("`"), reason
+
+
+def _suggestion(name: str, names: Mapping[str, str]) -> str:
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {names[close[0]]}?" if close else f"; there are {', '.join(sorted(names.values()))}"
+
+
+def _given(options: msgspec.Struct, names: tuple[str, ...]) -> list[str]:
+    values = {item.encode_name: getattr(options, item.name) for item in msgspec.structs.fields(options)}
+    return [name for name in names if values[name] is not None]
+
+
+def _exactly_one(options: msgspec.Struct, *names: str) -> None:
+    if not _given(options, names):
+        raise BadOption(f"one of the options {', '.join(names)} is needed")
+    _at_most_one(options, *names)
+
+
+def _at_most_one(options: msgspec.Struct, *names: str) -> None:
+    given = _given(options, names)
+    if len(given) > 1:
+        raise BadOption(f"the options {' and '.join(given)} exclude each other")

@@ -1,0 +1,129 @@
+"""Where a read begins and ends: the options about queues and offsets, turned into numbers by asking the cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from skylark.client.errors import RocketMQError, RouteNotFound
+from skylark.spark.cluster import Cluster
+from skylark.spark.options import BadOption, Reading, per_queue
+from skylark.spark.queues import EARLIEST, LATEST, Offsets, Queue
+
+
+class DataLost(RocketMQError):
+    """Messages that were to be read are not there any more, or never were."""
+
+
+def queues_of(cluster: Cluster, options: Reading) -> list[Queue]:
+    """The queues that the options name, as they are now. Raises RouteNotFound or BadOption."""
+    if options.assign is not None:
+        return _assigned(cluster, options.assign)
+    if options.subscribe is not None:
+        topics = [topic for topic in re.split(r"\s*,\s*", options.subscribe.strip()) if topic]
+    else:
+        topics = cluster.topics(options.subscribe_pattern or "")
+        if not topics:
+            raise RouteNotFound(f"option subscribePattern={options.subscribe_pattern!r} matches no topic")
+    return sorted(queue for topic in topics for queue in cluster.queues(topic))
+
+
+def starting(cluster: Cluster, options: Reading, queues: Iterable[Queue], *, otherwise: str) -> Offsets:
+    """The offset that each queue is read from; `otherwise` is taken when no option says."""
+    queues = list(queues)
+    if options.starting_timestamp is not None:
+        return cluster.offsets_at(dict.fromkeys(queues, options.starting_timestamp))
+    if options.starting_offsets_by_timestamp is not None:
+        name = "startingOffsetsByTimestamp"
+        times_ms = _named(per_queue(options.starting_offsets_by_timestamp, name), queues, name)
+        return {**cluster.min_offsets(queues), **cluster.offsets_at(times_ms)}
+    return _offsets(cluster, options, queues, options.starting_offsets or otherwise, "startingOffsets", EARLIEST)
+
+
+def ending(cluster: Cluster, options: Reading, queues: Iterable[Queue]) -> Offsets:
+    """The offset before which each queue's read ends."""
+    queues = list(queues)
+    if options.ending_timestamp is not None:
+        return cluster.offsets_at(dict.fromkeys(queues, options.ending_timestamp))
+    if options.ending_offsets_by_timestamp is not None:
+        name = "endingOffsetsByTimestamp"
+        times_ms = _named(per_queue(options.ending_offsets_by_timestamp, name), queues, name)
+        return {**cluster.max_offsets(queues), **cluster.offsets_at(times_ms)}
+    if options.ending_offsets in ("earliest", "group"):
+        raise BadOption(f"option endingOffsets={options.ending_offsets}: expected latest or JSON per queue")
+    return _offsets(cluster, options, queues, options.ending_offsets, "endingOffsets", LATEST)
+
+
+def still_there(cluster: Cluster, options: Reading, start: Mapping[Queue, int], end: Mapping[Queue, int]) -> Offsets:
+    """`start` without what was deleted since: an error, or moved on when the user does not mind."""
+    first = cluster.min_offsets(queue for queue in end if start.get(queue, 0) < end[queue])
+    lost = {queue: low for queue, low in first.items() if start.get(queue, 0) < low}
+    # A queue that was not there when the stream began has lost nothing: it simply starts at its first message.
+    gone = sorted(queue for queue in lost if queue in start)
+    if gone and options.fail_on_data_loss:
+        queue = gone[0]
+        raise DataLost(
+            f"{queue}: the messages from offset {start[queue]} to before {lost[queue]} were deleted before they were "
+            f"read{_and_more(gone)}; set failOnDataLoss=false to go on without them"
+        )
+    return {**start, **{queue: min(low, end[queue]) for queue, low in lost.items()}}
+
+
+def _offsets(cluster: Cluster, options: Reading, queues: list[Queue], text: str, option: str, unnamed: int) -> Offsets:
+    if text == "earliest":
+        return cluster.min_offsets(queues)
+    if text == "latest":
+        return cluster.max_offsets(queues)
+    if text == "group":
+        return {**cluster.min_offsets(queues), **cluster.committed_offsets(options.group or "", queues)}
+    if not text.lstrip().startswith("{"):
+        raise BadOption(f"option {option}={text!r}: expected earliest, latest, group, or JSON per queue")
+    named = _named(per_queue(text, option), queues, option)
+    wanted = {queue: named.get(queue, unnamed) for queue in queues}
+    low, high = cluster.min_offsets(queues), cluster.max_offsets(queues)
+    found = {}
+    for queue, offset in wanted.items():
+        if offset < EARLIEST:
+            raise BadOption(f"option {option}: {offset} for {queue} is neither an offset nor -2 or -1")
+        found[queue] = {EARLIEST: low[queue], LATEST: high[queue]}.get(offset, offset)
+        if not low[queue] <= found[queue] <= high[queue]:
+            if options.fail_on_data_loss:
+                raise DataLost(
+                    f"option {option}: offset {offset} is outside {queue}, which holds {low[queue]} to {high[queue]}; "
+                    "set failOnDataLoss=false to take the nearest one"
+                )
+            found[queue] = min(max(offset, low[queue]), high[queue])
+    return found
+
+
+def _named(given: Offsets, queues: list[Queue], option: str) -> Offsets:
+    unknown = sorted(given.keys() - set(queues))
+    if unknown:
+        raise BadOption(f"option {option}: there is no {unknown[0]} among those that are read")
+    return given
+
+
+def _assigned(cluster: Cluster, text: str) -> list[Queue]:
+    try:
+        tree = msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
+    except msgspec.MsgspecError as e:
+        raise BadOption(
+            f'option assign={text!r}: {e}; expected JSON such as {{"orders": {{"broker-a": [0, 1]}}}}'
+        ) from None
+    wanted = sorted(
+        Queue(topic, broker, number)
+        for topic, brokers in tree.items()
+        for broker in brokers
+        for number in brokers[broker]
+    )
+    there = {queue for topic in tree for queue in cluster.queues(topic)}
+    for queue in wanted:
+        if queue not in there:
+            raise BadOption(f"option assign: there is no {queue}")
+    return wanted
+
+
+def _and_more(queues: list[Queue]) -> str:
+    return f", and so it is for {len(queues) - 1} more queues" if len(queues) > 1 else ""

@@ -1,0 +1,108 @@
+"""Columns made for all records at once hold what decoding record by record gives."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skylark.client.errors import UnreadableMessage
+from skylark.spark.columns import NAMES, record_batch
+from skylark.spark.records import Records
+from skylark.wire.message import (
+    SYS_COMPRESSED,
+    BadRecord,
+    Message,
+    decode_records,
+    encode_host,
+    encode_record,
+    message_id,
+)
+
+HOSTS = [encode_host("127.0.0.1", 10911), encode_host("fe80::1", 40000)]
+TIMES_MS = st.integers(0, 2**41)
+WORDS = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    message = Message(
+        draw(st.sampled_from(["t", "orders", "x" * 200])),
+        draw(st.integers(0, 1000)),
+        draw(st.binary(max_size=40)),
+        draw(st.dictionaries(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "ß"]), WORDS)),
+        born_timestamp_ms=draw(TIMES_MS),
+        born_host=draw(st.sampled_from(HOSTS)),
+        reconsume_times=draw(st.integers(0, 16)),
+    )
+    return encode_record(
+        message,
+        queue_offset=draw(st.integers(0, 2**40)),
+        log_offset=draw(st.integers(0, 2**50)),
+        store_timestamp_ms=draw(TIMES_MS),
+        store_host=draw(st.sampled_from(HOSTS)),
+    )
+
+
+@given(st.lists(records(), max_size=6))
+def test_columns_hold_what_the_record_decoder_gives(parts: list[bytes]) -> None:
+    data = b"".join(parts)
+    rows = record_batch(Records(data), NAMES, broker="b").to_pylist()
+    expected = list(decode_records(data))
+    assert len(rows) == len(expected)
+    for row, record in zip(rows, expected, strict=True):
+        unique = record.properties.get("UNIQ_KEY")
+        assert row == {
+            "topic": record.topic,
+            "broker": "b",
+            "queueId": record.queue_id,
+            "offset": record.queue_offset,
+            "body": record.body,
+            "tags": record.properties.get("TAGS"),
+            "keys": record.properties.get("KEYS"),
+            "properties": list(record.properties.items()),
+            "bornTimestamp": row["bornTimestamp"],
+            "storeTimestamp": row["storeTimestamp"],
+            "reconsumeTimes": record.reconsume_times,
+            "msgId": unique or message_id(record.store_host, record.log_offset),
+        }
+        assert round(row["bornTimestamp"].timestamp() * 1000) == record.born_timestamp_ms
+        assert round(row["storeTimestamp"].timestamp() * 1000) == record.store_timestamp_ms
+
+
+@given(st.lists(records(), min_size=1, max_size=4), st.data())
+def test_bytes_that_are_cut_or_changed_are_refused_or_read(parts: list[bytes], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(parts))
+    position = data.draw(st.integers(0, len(whole) - 1))
+    whole[position] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BadRecord):
+        Records(bytes(whole)[: data.draw(st.integers(1, 80))])
+    with contextlib.suppress(BadRecord, UnreadableMessage):
+        record_batch(Records(bytes(whole)), NAMES, broker="b").validate(full=True)
+
+
+def test_a_changed_body_fails_its_checksum() -> None:
+    record = bytearray(_record(Message("t", 0, b"hello", {})))
+    record[record.index(b"hello")] ^= 1
+    with pytest.raises(BadRecord, match="offset 5 fails its checksum"):
+        Records(bytes(record))
+
+
+def test_compressed_bodies_are_inflated() -> None:
+    packed = Message("t", 0, zlib.compress(b"hello" * 9), {}, sys_flag=SYS_COMPRESSED)
+    data = _record(packed) + _record(Message("t", 0, b"plain", {}))
+    assert Records(data).bodies().to_pylist() == [b"hello" * 9, b"plain"]
+
+
+def test_a_part_of_the_records() -> None:
+    data = b"".join(_record(Message("t", number, b"", {})) for number in range(5))
+    assert Records(data).slice(1, 3).queue_ids().to_pylist() == [1, 2]
+    assert len(Records(data).slice(2, 2)) == 0
+
+
+def _record(message: Message) -> bytes:
+    message.born_host = HOSTS[0]
+    return encode_record(message, queue_offset=5, log_offset=0, store_timestamp_ms=0, store_host=HOSTS[0])
