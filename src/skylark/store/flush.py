@@ -80,6 +80,7 @@ class Flusher:
         self._checkpoint = checkpoint
         self._progress = progress
         self._on_failure = on_failure
+        self.beside: list[Callable[[], Callable[[], None]]] = []
         self.flushed_offset = 0
         self.failure: str | None = None
         self.derived_failed = False
@@ -161,7 +162,9 @@ class Flusher:
                 loop.call_soon_threadsafe(_resolve, futures, self.failure)
 
     def flush_derived(self, *, with_index: bool) -> None:
-        """Brings queue files, and the index if asked for, to disk and then writes the checkpoint.
+        """Brings queue files, what is kept `beside` them, and the index if asked for, to disk; then the checkpoint.
+
+        What is beside is asked how it stands before the log is flushed, and then brings just that to disk.
 
         Their failure does not stop the store, since they can be made from the log again; but the checkpoint then stays
         where it is, and recovery starts from there.
@@ -171,6 +174,7 @@ class Flusher:
 
     def _flush_derived(self, with_index: bool) -> None:
         last_log_offset, last_store_ms = self._progress.last_log_offset, self._progress.last_store_ms
+        beside = [stand() for stand in self.beside]
         self.flush_log()
         if self.failure is not None or self.derived_failed:
             return
@@ -181,6 +185,8 @@ class Flusher:
                 queue, path = dirty.popleft()
                 queue.dirty = False
                 _sync_queue_file(queue, path)
+            for bring_to_disk in beside:
+                bring_to_disk()
             if with_index and self._index is not None:
                 self._index.flush()
                 checkpoint.index_ms = max(checkpoint.index_ms, self._index.sealed_timestamp_ms)

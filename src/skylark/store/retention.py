@@ -3,7 +3,8 @@
 A round is due in the hours of `delete_when`, or when the disk is used beyond `disk_max_used_ratio`, or when somebody
 asks for one. It deletes segments that were last written `file_reserved_hours` ago; above `disk_clean_forcibly_ratio`
 the oldest ones whatever their age. Never the last segment, none that a reader holds, none that is not flushed, and no
-more than `delete_batch_max` in a round. Above `disk_warning_ratio` the store takes no messages until usage is back
+more than `delete_batch_max` in a round. A segment that timers wait in does not expire; forcibly, it goes as any other.
+Above `disk_warning_ratio` the store takes no messages until usage is back
 below the forcible ratio.
 """
 
@@ -55,6 +56,7 @@ class Retention:
         self._flushed_offset = flushed_offset
         self._usage = config.disk_usage or disk_usage
         self._manual_rounds = 0
+        self.lowest_needed: Callable[[], int | None] = lambda: None
         self.space_refusal: str | None = None
 
     def delete_soon(self) -> None:
@@ -102,14 +104,18 @@ class Retention:
     def _delete_segments(self, now_ms: int, *, forcibly: bool) -> int:
         deleted = 0
         oldest_ms = now_ms - self._config.file_reserved_hours * _HOUR_MS
+        needed = self.lowest_needed()
         for segment in self._log.segments[:-1]:
+            is_needed = needed is not None and segment.base + segment.size_bytes > needed
             if segment.base + segment.size_bytes > self._flushed_offset() or deleted >= self._config.delete_batch_max:
                 break
-            if not forcibly and segment.path.stat().st_mtime_ns // 1_000_000 > oldest_ms:
+            if not forcibly and (is_needed or segment.path.stat().st_mtime_ns // 1_000_000 > oldest_ms):
                 break
             if not self._log.delete_first():
                 log.info("%s has expired but is being read", segment.path)
                 break
+            if is_needed:
+                log.error("%s was deleted to make room, and with it timers that were not due yet", segment.path)
             deleted += 1
         return deleted
 

@@ -323,6 +323,13 @@ class Store:
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
         return self.store_time(topic, queue_id, self.min_offset(topic, queue_id))
 
+    def offset_behind(self, topic: str, queue_id: int, log_offset: int) -> int:
+        """The first message of a queue that lies behind an offset of the log."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return 0
+        return queue.first(lambda entry_offset, _: entry_offset > log_offset, queue.min_offset, queue.max_offset)
+
     @property
     def log_min_offset(self) -> int:
         return self._log.min_offset
@@ -354,6 +361,16 @@ class Store:
     def clean(self, now_ms: int) -> CleanReport:
         """A round of retention, to be called every 10 s or so."""
         return self._retention.clean(now_ms)
+
+    def keep(
+        self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]
+    ) -> None:
+        """Takes care of what is derived from the log elsewhere: it is flushed with the queues, and segments from the
+        lowest offset that it needs on do not expire. `flush_later` says how it stands and gives what brings just that
+        to disk, in the flush thread and after the log.
+        """
+        self._flusher.beside.append(flush_later)
+        self._retention.lowest_needed = lowest_needed
 
     def delete_expired_soon(self) -> None:
         """Lets the next rounds of retention delete expired files at any hour."""

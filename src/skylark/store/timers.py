@@ -1,0 +1,311 @@
+"""Timers: the messages of the timers' queue, by the moment that they fall due.
+
+    <root>/timerwheel   a slot for each moment           <root>/config/timercheck   how far all this has come
+    <root>/timerlog/    the timers of the slots, chained
+
+Whoever owns a `TimerStore` follows the timers' queue and calls `put` for each of its messages in turn, and takes what
+is due from `next_due`. Nothing is kept in memory for a timer that waits. Everything is derived from the queue, and
+recovered so that each message is on the wheel once:
+- a unit of the timer log is written before its slot, and recovery repairs the slots from the units that were written
+  since the last mark;
+- the last unit tells how far the queue was followed;
+- a unit that speaks of a record behind the end of the log is cut off, with all that follow it.
+
+A slot is read when its moment is over, so nothing is due before its time: a timer for any time within (T, T + precision]
+is in slot T.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.store.api import QueueEntry, StoreError
+from skylark.store.segments import sync_directory
+from skylark.store.store import Store
+from skylark.store.timercheck import TimerCheck, TimerMark
+from skylark.store.timerlog import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, TimerLog, TimerUnit
+from skylark.store.timerwheel import SLOTS, TimerSlot, TimerWheel
+
+log = logging.getLogger(__name__)
+
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+MAX_WINDOW_SLOTS: Final = SLOTS // 2 - 60
+_MOST_SLOTS_A_TURN: Final = 20_000
+_MOST_UNITS_A_TURN: Final = 20_000
+_MARK_INTERVAL_MS: Final = 60_000  # while nothing but the time changes
+
+
+class TimerConfig(msgspec.Struct, kw_only=True):
+    root: Path
+    file_bytes: int = 100 << 20
+    precision_ms: int = 1000
+    window_slots: int = 2 * 24 * 3600  # a timer further away is put on the wheel again on its way
+
+
+class DueSlot:
+    """The timers of one slot, oldest first; `done` of them are delivered."""
+
+    __slots__ = ("done", "positions", "recalls", "time_ms")
+
+    def __init__(self, time_ms: int, positions: array[int], recalls: array[int], done: int) -> None:
+        self.time_ms = time_ms
+        self.positions = positions
+        self.recalls = recalls
+        self.done = done
+
+
+class TimerStore:
+    """The wheel, the timer log and the mark. One thread calls everything but what `flush_later` gives."""
+
+    def __init__(self, store: Store, config: TimerConfig, now_ms: int) -> None:
+        """Opens and recovers. Blocks; raises StoreError."""
+        root = config.root
+        self._store = store
+        self._precision_ms = config.precision_ms
+        self._window_ms = min(max(config.window_slots, 2), MAX_WINDOW_SLOTS) * config.precision_ms
+        try:
+            self._check = TimerCheck(root / "config" / "timercheck")
+            self._log = TimerLog(root / "timerlog", config.file_bytes)
+            self._wheel = TimerWheel(root / "timerwheel", config.precision_ms)
+            (root / "timerlog").mkdir(exist_ok=True)
+            sync_directory(root)
+        except OSError as error:
+            raise StoreError(f"cannot open the timers in {root}: {error}") from error
+        self._now_ms = now_ms
+        self._changed = True  # since the last mark
+        self._slot: DueSlot | None = None  # being read
+        self.read_ms = self._floor(self._check.mark.read_ms or now_ms)
+        self.pending = 0
+        self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
+        self._recover_wheel()
+        self.queue_offset = self._recover_queue_offset()
+        self._recover_reading()
+        self.write_ms = max(self._floor(now_ms), self.read_ms)
+        self._oldest = self._log.start  # no unit before it waits any more
+        log.info(
+            "%d timers wait; slots are read from %d on, the queue from %d on",
+            self.pending, self.read_ms, self.queue_offset,
+        )  # fmt: skip
+
+    def _floor(self, time_ms: int) -> int:
+        return time_ms - time_ms % self._precision_ms
+
+    # --- recovery -----------------------------------------------------------------------------------------------------
+    def _recover_log(self, *, rebuild: bool) -> None:
+        """Finds the end of the timer log, and brings the slots in line with the units since the last mark."""
+        position = self._log.start if rebuild else max(self._check.mark.log_position, self._log.start)
+        base = self._log.base_of(position)
+        if (position - base) % UNIT_BYTES:
+            position = base
+        end = position
+        for unit in self._log.scan(position):
+            if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
+                break
+            self._revise(unit)
+            end = self._log.following(unit.position)
+        self._log.truncate(end)
+
+    def _revise(self, unit: TimerUnit) -> None:
+        slot_ms = self._floor(unit.slot_ms)
+        if slot_ms < self.read_ms:
+            return
+        slot = self._wheel.slot(slot_ms)
+        if slot is None:
+            slot = TimerSlot(slot_ms, unit.position, unit.position, 0)
+        elif slot.last == unit.position:
+            return
+        slot.last = unit.position
+        slot.count += -1 if unit.magic & MAGIC_DELETE else 1
+        self._wheel.put(slot)
+
+    def _recover_wheel(self) -> None:
+        """Counts what waits. Slots that speak of units behind the end of the timer log are set to the last one there
+        is: after a power failure the wheel may have been on disk before the timer log.
+        """
+        ahead = []
+        for slot in self._wheel.slots():
+            if slot.time_ms < self.read_ms or slot.last < 0:
+                continue
+            if slot.last >= self._log.end:
+                ahead.append(slot)
+            else:
+                self.pending += slot.count
+        if not ahead:
+            return
+        log.warning("%d slots of the timer wheel are ahead of the timer log and are set back", len(ahead))
+        first = min(slot.first for slot in ahead)
+        for slot in ahead:
+            self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
+        moments = {slot.time_ms for slot in ahead}
+        for unit in self._log.scan(max(first, self._log.start)):
+            slot_ms = self._floor(unit.slot_ms)
+            if slot_ms in moments and unit.position < self._log.end:
+                self._revise(unit)
+                self.pending += -1 if unit.magic & MAGIC_DELETE else 1
+
+    def _recover_queue_offset(self) -> int:
+        """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked."""
+        last = self._log.last()
+        low = self._store.min_offset(TIMER_TOPIC, 0)
+        high = self._store.max_offset(TIMER_TOPIC, 0)
+        known = self._check.mark.queue_offset
+        if last is not None:
+            known = max(known, self._store.offset_behind(TIMER_TOPIC, 0, last.log_offset))
+        if not low <= known <= high:
+            log.warning("timers: offset %d is outside of the queue, %d to %d", known, low, high)
+        return min(max(known, low), high)
+
+    def _recover_reading(self) -> None:
+        """Goes on within the slot that was being read when the process died."""
+        reading = self._check.reading
+        if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.log_max_offset:
+            return
+        self.read_ms = self._floor(reading.slot_ms)
+        self.pending = sum(
+            slot.count for slot in self._wheel.slots() if slot.time_ms >= self.read_ms and slot.last >= 0
+        )
+        if reading.done and (slot := self._wheel.slot(self.read_ms)) is not None:
+            self._slot = self._open_slot(slot, reading.done)
+
+    # --- putting timers on the wheel ----------------------------------------------------------------------------------
+    def advance(self, now_ms: int) -> None:
+        """Says what time it is. A clock that is set back changes nothing until it is back."""
+        self._now_ms = now_ms
+        self.write_ms = max(self.write_ms, self._floor(now_ms))
+
+    def put(self, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int) -> bool:
+        """Puts the next message of the queue on the wheel: in the slot of `out_ms`, in that of `late_ms` if that has
+        been read already. False: it would come in the way of timers that are two weeks late. Raises DiskFull.
+        """
+        magic = MAGIC_DEFAULT | (MAGIC_DELETE if is_recall else 0)
+        slot_ms = self._floor(out_ms)
+        if slot_ms < self.read_ms or (self._slot is not None and slot_ms == self.read_ms):
+            slot_ms = late_ms
+        elif slot_ms - self.write_ms >= self._window_ms:
+            magic |= MAGIC_ROLL
+            beyond_ms = slot_ms - self.write_ms - self._window_ms
+            # A last leap that is too short would leave little time for it: then two of the same length.
+            leap_ms = self._window_ms // 2 if beyond_ms < self._window_ms // 3 else self._window_ms
+            slot_ms = self._floor(self.write_ms + leap_ms)
+        if slot_ms - self.read_ms >= SLOTS * self._precision_ms:
+            return False
+        slot = self._wheel.slot(slot_ms)
+        previous = slot.last if slot is not None else -1
+        position = self._log.append(
+            previous, magic, self.write_ms, slot_ms, entry.log_offset, entry.size_bytes, topic_hash
+        )
+        if slot is None:
+            slot = TimerSlot(slot_ms, position, position, 0)
+        change = -1 if is_recall else 1
+        slot.last = position
+        slot.count += change
+        self._wheel.put(slot)
+        self.pending += change
+        self.skip()
+        return True
+
+    def skip(self) -> None:
+        """Goes on to the next message of the queue."""
+        self.queue_offset += 1
+        self._changed = True
+
+    def count_at(self, time_ms: int) -> int:
+        """How many timers wait for a moment."""
+        return self._wheel.count(time_ms)
+
+    # --- taking what is due -------------------------------------------------------------------------------------------
+    def next_due(self) -> DueSlot | None:
+        """The slot to be delivered now, if its moment is over. Looks at a bounded number of slots."""
+        if self._slot is not None:
+            return self._slot
+        for _ in range(_MOST_SLOTS_A_TURN):
+            if self.read_ms >= self.write_ms:
+                return None
+            slot = self._wheel.slot(self.read_ms)
+            if slot is not None:
+                self._slot = self._open_slot(slot, 0)
+                return self._slot
+            self.read_ms += self._precision_ms
+        return None
+
+    @property
+    def is_behind(self) -> bool:
+        return self.read_ms < self.write_ms
+
+    def _open_slot(self, slot: TimerSlot, done: int) -> DueSlot:
+        positions, recalls = array("q"), array("q")
+        unit = self._log.unit(slot.last)
+        while unit is not None:
+            (recalls if unit.is_recall else positions).append(unit.position)
+            # The chain leads backwards; anything else would be damage, and might lead round and round.
+            unit = self._log.unit(unit.previous) if unit.previous < unit.position else None
+        positions.reverse()
+        return DueSlot(slot.time_ms, positions, recalls, done)
+
+    def unit(self, position: int) -> TimerUnit | None:
+        return self._log.unit(position)
+
+    def delivered(self, log_end_offset: int) -> None:
+        """The next timer of the slot is done, and the log ends at least there."""
+        slot = self._slot
+        assert slot is not None
+        slot.done += 1
+        self._check.note(slot.time_ms, slot.done, log_end_offset)
+
+    def finish_slot(self) -> None:
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        self.pending -= self._wheel.count(slot.time_ms)
+        self.read_ms = slot.time_ms + self._precision_ms
+        self._check.note(self.read_ms, 0, self._store.log_max_offset)
+        self._changed = True
+
+    # --- disk ---------------------------------------------------------------------------------------------------------
+    def flush_later(self) -> Callable[[], None]:
+        """For the flush thread: takes a mark now, and gives what brings it to disk once the log is there."""
+        mark = TimerMark(self.read_ms, self._log.end, self.queue_offset)
+        now_ms = self._now_ms
+        if not self._changed and mark.read_ms - self._check.mark.read_ms < _MARK_INTERVAL_MS:
+            return lambda: None
+        self._changed = False
+
+        def flush() -> None:
+            self._log.sync(self._check.mark.log_position, mark.log_position)
+            self._wheel.sync()
+            self._check.write(mark, now_ms)
+
+        return flush
+
+    def check_point(self) -> bytes:
+        """The mark, as Apache's slaves ask for it."""
+        return self._check.encoded()
+
+    def lowest_needed(self) -> int | None:
+        """The log offset from which on timers wait, or None. Never too high; it takes a few calls to get exact."""
+        for _ in range(_MOST_UNITS_A_TURN):
+            unit = self._log.unit(self._oldest)
+            if unit is None:
+                entry = self._store.entry(TIMER_TOPIC, 0, self.queue_offset)
+                return entry.log_offset if entry is not None else None
+            if unit.slot_ms >= self.read_ms:
+                break
+            self._oldest = self._log.following(self._oldest)
+        unit = self._log.unit(self._oldest)
+        return unit.log_offset if unit is not None else None
+
+    def clean(self) -> int:
+        """Deletes files of the timer log whose messages are gone."""
+        deleted = self._log.delete_before(self._store.log_min_offset)
+        self._oldest = max(self._oldest, self._log.start)
+        return deleted
+
+    def close(self) -> None:
+        self._wheel.close()
+        self._log.close()
+        self._check.close()

@@ -1,0 +1,95 @@
+"""The timer wheel: for each moment of two weeks, where the timers that fall due then are in the timer log.
+
+One file of 1,209,600 slots, big endian, 32 bytes each:
+
+    moment i64 (ms / precision) | position of the first unit i64 | position of the last unit i64 | count i32 | 0 i32
+
+The units of a slot are chained backwards from the last one. A slot belongs to the moment that is written in it; the
+same slot serves again two weeks later, so timers are put at most a week ahead and the rest is rolled.
+
+The file is mapped, so it costs the same whether there are no timers or millions, and what was written survives the
+death of the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.store.api import StoreError
+from skylark.store.segments import posix_fallocate, sync_directory
+
+SLOTS: Final = 2 * 7 * 24 * 3600
+_SLOT: Final = struct.Struct(">qqqii")
+FILE_BYTES: Final = SLOTS * _SLOT.size
+_BLOCK_BYTES: Final = 4096
+
+
+class TimerSlot(msgspec.Struct, gc=False):
+    time_ms: int
+    first: int
+    last: int
+    count: int
+
+
+class TimerWheel:
+    """The slots of one file. `is_new`: there was no file."""
+
+    def __init__(self, path: Path, precision_ms: int) -> None:
+        self._precision_ms = precision_ms
+        self.is_new = not path.exists() or not path.stat().st_size
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._fd).st_size
+            if size not in (0, FILE_BYTES):
+                raise StoreError(f"{path} has {size} bytes, a timer wheel has {FILE_BYTES}")
+            # With all its blocks: a write into a hole of a full disk would kill the process.
+            posix_fallocate(self._fd, 0, FILE_BYTES)
+            self._map = mmap.mmap(self._fd, FILE_BYTES)
+        except OSError as error:
+            raise StoreError(f"cannot open {path}: {error}") from error
+        if self.is_new:
+            sync_directory(path.parent)
+
+    def _at(self, time_ms: int) -> int:
+        return time_ms // self._precision_ms % SLOTS * _SLOT.size
+
+    def slot(self, time_ms: int) -> TimerSlot | None:
+        """The slot of a moment, if it has timers."""
+        moment, first, last, count, _ = _SLOT.unpack_from(self._map, self._at(time_ms))
+        if moment != time_ms // self._precision_ms or last < 0:
+            return None
+        return TimerSlot(moment * self._precision_ms, first, last, count)
+
+    def count(self, time_ms: int) -> int:
+        slot = self.slot(time_ms)
+        return slot.count if slot is not None else 0
+
+    def put(self, slot: TimerSlot) -> None:
+        moment = slot.time_ms // self._precision_ms
+        _SLOT.pack_into(self._map, self._at(slot.time_ms), moment, slot.first, slot.last, slot.count, 0)
+
+    def slots(self) -> Iterator[TimerSlot]:
+        """All slots that were ever used; a part of the file where none was costs next to nothing."""
+        empty = bytes(_BLOCK_BYTES)
+        for at in range(0, FILE_BYTES, _BLOCK_BYTES):
+            block = self._map[at : at + _BLOCK_BYTES]
+            if block == empty[: len(block)]:
+                continue
+            for moment, first, last, count, _ in _SLOT.iter_unpack(block):
+                if moment > 0:
+                    yield TimerSlot(moment * self._precision_ms, first, last, count)
+
+    def sync(self) -> None:
+        """Brings the slots to disk. Raises OSError. Called by the flush thread."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._fd)
