@@ -19,6 +19,7 @@ from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.progress import Progress
 from skylark.broker.stats import Rate, Stats, Totals
+from skylark.broker.timers import NO_TIMERS
 from skylark.broker.topics import SCHEDULE_TOPIC, Topics
 from skylark.config import properties
 from skylark.config.properties import ConfigError
@@ -51,9 +52,12 @@ def handlers(
     on_config_change: Callable[[dict[str, str]], None] = lambda changed: None,
     delay_offsets: Callable[[], Mapping[int, int]] = dict,
     delay_text: Callable[[], bytes] = bytes,
+    timer_info: Callable[[int], dict[str, str]] = lambda now_ms: NO_TIMERS,
 ) -> dict[int, Handler]:
-    """`delay_offsets` gives the next offset of each delay level, `delay_text` the table they are kept in as JSON."""
-    admin = Admin(config, store, topics, stats, clock, on_config_change, delay_offsets, delay_text)
+    """`delay_offsets` gives the next offset of each delay level, `delay_text` the table they are kept in as JSON;
+    `timer_info` what there is to say of the timers now.
+    """
+    admin = Admin(config, store, topics, stats, clock, on_config_change, delay_offsets, delay_text, timer_info)
     progress = Progress(config, store, topics, groups, offsets, clients, stats, clock, broker_addr)
     return admin.handlers() | progress.handlers()
 
@@ -71,6 +75,7 @@ class Admin:
         on_config_change: Callable[[dict[str, str]], None],
         delay_offsets: Callable[[], Mapping[int, int]],
         delay_text: Callable[[], bytes],
+        timer_info: Callable[[int], dict[str, str]],
     ) -> None:
         self._config = config
         self._store = store
@@ -80,6 +85,7 @@ class Admin:
         self._on_config_change = on_config_change
         self._delay_offsets = delay_offsets
         self._delay_text = delay_text
+        self._timer_info = timer_info
         self._config_version = DataVersion(timestamp_ms=clock())
 
     def handlers(self) -> dict[int, Handler]:
@@ -154,6 +160,7 @@ class Admin:
             **_traffic(self._stats, now_ms),
             **_store_info(self._store, self._config),
             **self._delays(),
+            **self._timer_info(now_ms),
             **_NOT_HERE,
         }
 
@@ -263,11 +270,6 @@ _NOT_HERE: Final = {
     "getMessageEntireTimeMax": "0",
     "pageCacheLockTimeMills": "0",
     "remainTransientStoreBufferNumbs": "0",
-    "timerReadBehind": "0",
-    "timerOffsetBehind": "0",
-    "timerCongestNum": "0",
-    "timerEnqueueTps": "0.0",
-    "timerDequeueTps": "0.0",
     **{f"{pool}ThreadPoolQueueSize": "0" for pool in ("send", "pull", "litePull", "query", "ack")},
     **{f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in ("send", "pull", "litePull", "query", "ack")},
     **{

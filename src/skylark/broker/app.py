@@ -23,17 +23,19 @@ from skylark.broker.locks import Locks
 from skylark.broker.offsets import Offsets
 from skylark.broker.pull import Pulls
 from skylark.broker.put import Put
+from skylark.broker.recall import Recalls
 from skylark.broker.registration import Registration
 from skylark.broker.replies import Replies
 from skylark.broker.retry import Retries
 from skylark.broker.send import Sends
 from skylark.broker.stats import Stats
+from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
 from skylark.net.connection import Handler
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
-from skylark.store import Store, StoreConfig
-from skylark.store.tables import config_directory, delay_offsets_path
+from skylark.store import Store, StoreConfig, StoreError
+from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
 from skylark.wire.message import encode_host
 
@@ -80,7 +82,7 @@ class Broker:
             raise
         await self._registration.register()
         self._tasks.append(asyncio.create_task(self._registration.run()))
-        for work in (self._deliver, self._save_tables, self._keep_house):
+        for work in (self._deliver, self._deliver_timers, self._save_tables, self._keep_house):
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
 
@@ -95,6 +97,7 @@ class Broker:
         self._store.flush()
         self._save_tables()
         self._store.close()
+        self._timers.close()
 
     def _build(self, port: int) -> None:
         config, clock = self.config, self._clock
@@ -111,6 +114,7 @@ class Broker:
         self._store.on_arrival = self._arrivals.notify
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
+        self._timers = Timers(config, self._store, self._put, timer_metrics_path(root), self._topics.__contains__)
         self._address = _join(config.broker_ip1, port)
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address)
@@ -128,6 +132,8 @@ class Broker:
         return {
             **sends.handlers(),
             **Replies(config, put, sends.check, self._clients, clock, self._address).handlers(),
+            **Recalls(config, put, self._topics, clock).handlers(),
+            **self._timers.handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
@@ -148,6 +154,7 @@ class Broker:
                 on_config_change=self._config_changed,
                 delay_offsets=lambda: self._delayed.table.offset_table,
                 delay_text=lambda: fastjson.dumps(self._delayed.table),
+                timer_info=self._timers.info,
             ),
         }  # fmt: skip
 
@@ -168,9 +175,18 @@ class Broker:
         busy = self._delayed.deliver(self._clock())
         return 0 if busy else _DELIVERY_INTERVAL_S
 
+    def _deliver_timers(self) -> float:
+        now_ms = self._clock()
+        try:
+            busy = self._timers.turn(now_ms)
+        except StoreError as e:
+            log.error("timers wait: %s", e)
+            return _HOUSEKEEPING_INTERVAL_S
+        return 0 if busy else min(_DELIVERY_INTERVAL_S, (1000 - now_ms % 1000) / 1000)
+
     def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
-        for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed):
+        for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed, self._timers.save):
             try:
                 save()
             except OSError as e:
@@ -185,6 +201,7 @@ class Broker:
         self._stats.tick(now_ms)
         self._clients.expire(now_ms)
         self._store.clean(now_ms)
+        self._timers.clean()
         return _HOUSEKEEPING_INTERVAL_S
 
 

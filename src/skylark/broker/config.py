@@ -93,6 +93,17 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
         Meta(pattern=r"^\d+[smhd](?: +\d+[smhd])*$", description="delays separated by blanks, such as 1s 5s 10m 2h"),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     sync_flush_timeout: Millis = 5_000
+
+    # Timers
+    timer_wheel_enable: bool = True
+    timer_max_delay_sec: Annotated[int, Meta(ge=1, le=_INT_MAX)] = 3 * 24 * 3600
+    timer_precision_ms: Millis = 1000
+    timer_roll_window_slot: Count = 2 * 24 * 3600
+    timer_congest_num_each_slot: Count = _INT_MAX
+    mapped_file_size_timer_log: Annotated[int, Meta(ge=4096, le=_INT_MAX)] = 100 << 20
+    append_topic_for_timer_delete_key: bool = False
+    recall_message_enable: bool = False
+    allow_recall_when_broker_not_writeable: bool = True
     store_reply_message_enable: bool = True
 
     # Pulling
@@ -142,12 +153,14 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 # request could otherwise make the broker write files of their choice.
 UPDATABLE_KEYS = frozenset(
     """
-    accessMessageInMemoryMaxRatio autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission
+    accessMessageInMemoryMaxRatio allowRecallWhenBrokerNotWriteable appendTopicForTimerDeleteKey
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission
     defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enableMixedMessageType
     enablePropertyFilter enableTopicMessageTypeCheck fileReservedTime
     longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
-    shortPollingTimeMills slaveReadEnable storeReplyMessageEnable traceOn traceTopicEnable useServerSideResetOffset
+    recallMessageEnable shortPollingTimeMills slaveReadEnable storeReplyMessageEnable timerCongestNumEachSlot
+    timerMaxDelaySec traceOn traceTopicEnable useServerSideResetOffset
     """.split()
 )
 
@@ -163,6 +176,7 @@ _HARMLESS_VALUES = {
     "inSyncReplicas": "1",
     "minInSyncReplicas": "1",
     "storeType": "default",
+    "timerRocksDBEnable": "false",
     "useTLS": "false",
 }
 

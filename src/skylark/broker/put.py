@@ -1,34 +1,19 @@
 """The one way into the store: what every message goes through, whether a producer sent it, a consumer sent it back or
-its delay has passed.
-
-A message with a delay level is parked in SCHEDULE_TOPIC_XXXX, one queue a level, with its real topic and queue in its
-properties; `delay.py` puts it back when it is due.
+its delay has passed. One with a delay is parked first; see `parking`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from skylark.broker.config import BrokerConfig, FlushDiskType
+from skylark.broker.parking import DELAY_PROPERTIES, Parking
 from skylark.broker.stats import Stats
-from skylark.broker.topics import SCHEDULE_TOPIC
 from skylark.net.connection import RequestFailed
 from skylark.store import Appended, MessageTooLarge, NotWriteable, PropertiesTooLarge, Store, StoreError
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import (
-    PROPERTY_DELAY_LEVEL,
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_WAIT_STORE_OK,
-    Message,
-)
-
-_TIMER_PROPERTIES: Final = frozenset((PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS))
+from skylark.wire.message import PROPERTY_WAIT_STORE_OK, Message
 
 
 class Put:
@@ -38,13 +23,13 @@ class Put:
         self._store = store
         self._config = config
         self._stats = stats
-        self._max_delay_level = len(config.message_delay_level.split())
+        self.parking = Parking(config)
         self.is_synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     def one(self, message: Message, now_ms: int) -> Appended:
         """Stores a message. Raises RequestFailed with the code and remark that clients know."""
-        if PROPERTY_DELAY_LEVEL in message.properties or not _TIMER_PROPERTIES.isdisjoint(message.properties):
-            self._park(message)
+        if not DELAY_PROPERTIES.isdisjoint(message.properties):
+            self.parking.park(message, now_ms)
         try:
             appended = self._store.append(message, now_ms)
         except StoreError as e:
@@ -82,25 +67,6 @@ class Put:
         self._stats.put_took(int((loop.time() - began_s) * 1000))
         return reply
 
-    def _park(self, message: Message) -> None:
-        properties = message.properties
-        level = _delay_level(properties)
-        if level <= 0:
-            if not _TIMER_PROPERTIES.isdisjoint(properties):
-                raise RequestFailed(
-                    ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
-                )
-            return
-        for name in _TIMER_PROPERTIES:  # a level goes before a time
-            properties.pop(name, None)
-        if level > self._max_delay_level:
-            level = self._max_delay_level
-            properties[PROPERTY_DELAY_LEVEL] = str(level)
-        properties[PROPERTY_REAL_TOPIC] = message.topic
-        properties[PROPERTY_REAL_QUEUE_ID] = str(message.queue_id)
-        message.topic = SCHEDULE_TOPIC
-        message.queue_id = level - 1
-
     def _refusal(self, error: StoreError) -> RequestFailed:
         self._stats.put_failed()
         if isinstance(error, MessageTooLarge | PropertiesTooLarge):
@@ -112,13 +78,3 @@ class Put:
         if isinstance(error, NotWriteable):
             return RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
         return RequestFailed(ResponseCode.SYSTEM_ERROR, str(error))
-
-
-def _delay_level(properties: dict[str, str]) -> int:
-    text = properties.get(PROPERTY_DELAY_LEVEL, "0")
-    try:
-        return int(text)
-    except ValueError:
-        raise RequestFailed(
-            ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY is {text!r}: a delay level is a whole number"
-        ) from None

@@ -13,6 +13,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.locks import Locks
 from skylark.broker.message_types import check_type, place_by_priority
+from skylark.broker.parking import recall_handle
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
@@ -27,6 +28,7 @@ from skylark.wire.message import (
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
     PROPERTY_PRIORITY,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
@@ -117,6 +119,10 @@ class Sends:
         queue_id = message.queue_id  # before a delay moves the message
         appended = self._put.one(message, self._clock())
         reply = self._acknowledge(request, appended.message_id, queue_id, appended.queue_offset, unique_key)
+        if PROPERTY_TIMER_OUT_MS in message.properties:
+            handle = recall_handle(message.properties, self._config.broker_name)
+            if handle is not None:
+                reply.fields["recallHandle"] = handle
         return self._put.when_flushed(appended, reply) if self._put.must_wait(message.properties) else reply
 
     def _send_batch(

@@ -16,11 +16,14 @@ from skylark.store.api import (
     StoreLocked,
 )
 from skylark.store.store import Store
+from skylark.store.timers import TIMER_TOPIC, DueSlot, TimerConfig, TimerStore
 
 __all__ = [
+    "TIMER_TOPIC",
     "Appended",
     "CleanReport",
     "DiskFull",
+    "DueSlot",
     "MessageTooLarge",
     "NotWriteable",
     "PropertiesTooLarge",
@@ -32,4 +35,6 @@ __all__ = [
     "StoreConfig",
     "StoreError",
     "StoreLocked",
+    "TimerConfig",
+    "TimerStore",
 ]

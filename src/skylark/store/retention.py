@@ -3,9 +3,8 @@
 A round is due in the hours of `delete_when`, or when the disk is used beyond `disk_max_used_ratio`, or when somebody
 asks for one. It deletes segments that were last written `file_reserved_hours` ago; above `disk_clean_forcibly_ratio`
 the oldest ones whatever their age. Never the last segment, none that a reader holds, none that is not flushed, and no
-more than `delete_batch_max` in a round. A segment that timers wait in does not expire; forcibly, it goes as any other.
-Above `disk_warning_ratio` the store takes no messages until usage is back
-below the forcible ratio.
+more than `delete_batch_max` in a round. Where timers wait, nothing expires; forcibly, it goes as everything else. Above
+`disk_warning_ratio` the store takes no messages until usage is back below the forcible ratio.
 """
 
 from __future__ import annotations

@@ -362,9 +362,7 @@ class Store:
         """A round of retention, to be called every 10 s or so."""
         return self._retention.clean(now_ms)
 
-    def keep(
-        self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]
-    ) -> None:
+    def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:
         """Takes care of what is derived from the log elsewhere: it is flushed with the queues, and segments from the
         lowest offset that it needs on do not expire. `flush_later` says how it stands and gives what brings just that
         to disk, in the flush thread and after the log.

@@ -62,6 +62,20 @@ class DelayOffsetTable(msgspec.Struct, rename="camel"):
     offset_table: dict[int, int] = {}
 
 
+class TopicTimers(msgspec.Struct, rename="camel"):
+    """How many timers of a topic wait, and since when that is so."""
+
+    count: int = 0
+    timestamp_ms: int = msgspec.field(name="timeStamp", default=0)
+
+
+class TimerMetrics(msgspec.Struct, rename="camel"):
+    """timermetrics; topic -> its timers."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    timing_count: dict[str, TopicTimers] = {}
+
+
 def config_directory(root: Path) -> Path:
     return root / "config"
 
@@ -80,6 +94,10 @@ def consumer_offsets_path(root: Path) -> Path:
 
 def delay_offsets_path(root: Path) -> Path:
     return config_directory(root) / "delayOffset.json"
+
+
+def timer_metrics_path(root: Path) -> Path:
+    return config_directory(root) / "timermetrics"
 
 
 def load(path: Path, wanted: type[T]) -> T | None:

@@ -1,9 +1,13 @@
 """How far the timers have come: Apache's `config/timercheck`, 4096 bytes of big-endian 64-bit integers.
 
-     0  moment whose slot is to be read next, ms      32  version: state      64  ours: moment whose slot is being read
-     8  timer log position that is on disk            40  version: time, ms   72  ours: how many of its units are done
-    16  timer queue offset that is on the wheel       48  version: counter    80  ours: the end of the log after the last
-    24  the same, as the master has it                                            one of these was delivered
+     0  moment whose slot is to be read next, ms
+     8  position up to which the timer log is on disk
+    16  offset up to which the timers' queue is on the wheel
+    24  the same, as the master has it
+    32  version of these: state, time in ms, counter
+    64  ours: moment whose slot is being read, ms
+    72  ours: how many of its timers are done
+    80  ours: where the log ended after the last of these
 
 The first part is written after everything that it speaks of is on disk. Ours is written with each delivery, through a
 mapping, so that it survives the death of the process; it counts only if the log still reaches as far as it says, since

@@ -6,8 +6,8 @@ Big endian, 52 bytes:
     | delay from there to the slot i32, ms | log offset i64 | record size i32 | hash of the real topic i32 | 0 i64
 
 Files have a fixed size and are named by the position of their first byte. A unit never crosses the end of a file: 16
-bytes are always left for the blank unit (what is left of the file, 0, `BLANK_MAGIC`). Behind the last unit there are
-zeros. Log offsets ascend from unit to unit, and so do write times.
+bytes are always left for the blank unit (what is left of the file i32, 0 i64, `MAGIC_BLANK`). Behind the last unit
+there are zeros. Log offsets ascend from unit to unit, and so do write times.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Final
 import msgspec
 
 from skylark.store.segments import Segment, list_bases
+from skylark.wire.message import MAGIC_BLANK
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = UNIT.size
 MAGIC_DEFAULT: Final = 1
 MAGIC_ROLL: Final = 2  # the slot is not that of the timer yet: it is put on the wheel again from there
 MAGIC_DELETE: Final = 4  # a recall
-BLANK_MAGIC: Final = (0xBBCCDDEE ^ 1880681586 + 8) - (1 << 32)
-_BLANK: Final = struct.Struct(">iqi")
+_BLANK: Final = struct.Struct(">iqI")
 _RESERVE_STEP_BYTES: Final = 1 << 20
 
 
@@ -75,7 +75,7 @@ class TimerLog:
         elif at + UNIT_BYTES + _BLANK.size > self._file_bytes:
             following = self._create(position - at + self._file_bytes)
             segment.reserve(self._file_bytes)
-            _BLANK.pack_into(segment.map, at, self._file_bytes - at, 0, BLANK_MAGIC)
+            _BLANK.pack_into(segment.map, at, self._file_bytes - at, 0, MAGIC_BLANK)
             segment, position, at = following, following.base, 0
         if at + UNIT_BYTES > segment.reserved_bytes:
             segment.reserved_bytes = max(segment.reserved_bytes, at)

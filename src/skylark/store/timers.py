@@ -11,8 +11,8 @@ recovered so that each message is on the wheel once:
 - the last unit tells how far the queue was followed;
 - a unit that speaks of a record behind the end of the log is cut off, with all that follow it.
 
-A slot is read when its moment is over, so nothing is due before its time: a timer for any time within (T, T + precision]
-is in slot T.
+A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
+before its time.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ class TimerStore:
 
     def put(self, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int) -> bool:
         """Puts the next message of the queue on the wheel: in the slot of `out_ms`, in that of `late_ms` if that has
-        been read already. False: it would come in the way of timers that are two weeks late. Raises DiskFull.
+        been read already. False: it would come in the way of timers that are two weeks late. Raises StoreError.
         """
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if is_recall else 0)
         slot_ms = self._floor(out_ms)
-        if slot_ms < self.read_ms or (self._slot is not None and slot_ms == self.read_ms):
-            slot_ms = late_ms
+        if not self._is_unread(slot_ms):
+            slot_ms = late_ms if self._is_unread(late_ms) else self.write_ms
         elif slot_ms - self.write_ms >= self._window_ms:
             magic |= MAGIC_ROLL
             beyond_ms = slot_ms - self.write_ms - self._window_ms
@@ -207,12 +207,16 @@ class TimerStore:
         slot.count += change
         self._wheel.put(slot)
         self.pending += change
-        self.skip()
+        self.queue_offset += 1
+        self._changed = True
         return True
 
+    def _is_unread(self, slot_ms: int) -> bool:
+        return slot_ms > self.read_ms or (slot_ms == self.read_ms and self._slot is None)
+
     def skip(self) -> None:
-        """Goes on to the next message of the queue."""
-        self.queue_offset += 1
+        """Goes on to the next message of the queue that there is."""
+        self.queue_offset = max(self.queue_offset + 1, self._store.min_offset(TIMER_TOPIC, 0))
         self._changed = True
 
     def count_at(self, time_ms: int) -> int:

@@ -1,0 +1,324 @@
+"""Timers: follows the queue of messages that wait for a time of their own, and delivers what is due.
+
+A turn first puts what is new in the queue on the wheel, all of it, and only then reads slots whose moment is over. So a
+recall, which is a message of the same queue and is taken only before the moment of its timer, is always on the wheel
+before its timer's slot is read. A message that is found too late, since the broker was down, goes through a slot as
+well, together with its recall.
+
+A slot is delivered in the order of its queue. When the broker dies meanwhile, it goes on behind what was delivered; the
+last message may come twice.
+
+The files are opened when there is a first timer: a broker that has none pays nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.put import Put
+from skylark.broker.topics import validate_topic
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store import TIMER_TOPIC, DueSlot, QueueEntry, Store, TimerConfig, TimerStore
+from skylark.store.tables import TimerMetrics, TopicTimers, load, save
+from skylark.wire import fastjson
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.message import (
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELETE_KEY,
+    PROPERTY_TIMER_DEQUEUE_MS,
+    PROPERTY_TIMER_ENQUEUE_MS,
+    PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_ROLL_TIMES,
+    PROPERTY_UNIQUE_KEY,
+    PROPERTY_WAIT_STORE_OK,
+    BadRecord,
+    Message,
+    StoredMessage,
+    decode_record,
+    java_hash,
+)
+
+log = logging.getLogger(__name__)
+
+_MOST_A_TURN: Final = 500
+_MAX_QUEUE_ID: Final = 2**31 - 1
+_TIME_DIGITS: Final = 14  # enough until the year 5138
+
+NO_TIMERS: Final = {
+    "timerReadBehind": "0",
+    "timerOffsetBehind": "0",
+    "timerCongestNum": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
+}
+
+
+def delete_key(topic: str, unique_key: str, config: BrokerConfig) -> str:
+    """What a recall names its timer by."""
+    return f"{topic}+{unique_key}" if config.append_topic_for_timer_delete_key else unique_key
+
+
+class Rate(msgspec.Struct):
+    """How many a second, over the last whole seconds between two looks at the clock."""
+
+    count: int = 0
+    since_ms: int = 0
+    per_second: float = 0.0
+
+    def tick(self, now_ms: int) -> None:
+        if now_ms - self.since_ms >= 1000:
+            self.per_second = self.count * 1000 / (now_ms - self.since_ms) if self.since_ms else 0.0
+            self.count, self.since_ms = 0, now_ms
+
+
+class Timers:
+    """Delivers timers; `put.parking` brings them."""
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, put: Put, metrics_path: Path, is_topic: Callable[[str], bool]
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._put = put
+        self._is_topic = is_topic
+        self._timers: TimerStore | None = None
+        self._late_ms: int | None = None  # the slot of what is found too late, until the queue's end is reached
+        self._slot: DueSlot | None = None
+        self._recalled: frozenset[str] = frozenset()
+        self._metrics_path = metrics_path
+        self._metrics = load(metrics_path, TimerMetrics) or TimerMetrics()
+        self._saved_counter = self._metrics.data_version.counter
+        self._put_rate, self._delivery_rate = Rate(), Rate()
+        put.parking.timers_at = self._waiting_at
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_TIMER_CHECK_POINT: self._get_check_point,
+            RequestCode.GET_TIMER_METRICS: self._get_metrics,
+        }
+
+    def turn(self, now_ms: int) -> bool:
+        """Puts on the wheel what is new and delivers what is due, so many at the most. True if there is more to do."""
+        if not self._config.timer_wheel_enable:
+            return False
+        timers = self._timers or self._open(now_ms)
+        if timers is None:
+            return False
+        timers.advance(now_ms)
+        self._put_rate.tick(now_ms)
+        self._delivery_rate.tick(now_ms)
+        return self._follow(timers, now_ms) or self._deliver_due(timers, now_ms)
+
+    def _open(self, now_ms: int) -> TimerStore | None:
+        config = self._config
+        if not self._store.max_offset(TIMER_TOPIC, 0):
+            return None
+        self._timers = TimerStore(
+            self._store,
+            TimerConfig(
+                root=Path(config.store_path_root_dir),
+                file_bytes=config.mapped_file_size_timer_log,
+                precision_ms=self._put.parking.precision_ms,
+                window_slots=config.timer_roll_window_slot,
+            ),
+            now_ms,
+        )
+        self._store.keep(self._timers.flush_later, self._timers.lowest_needed)
+        return self._timers
+
+    def clean(self) -> None:
+        if self._timers is not None:
+            self._timers.clean()
+
+    def close(self) -> None:
+        """After the store is closed."""
+        if self._timers is not None:
+            self._timers.close()
+
+    # --- putting on the wheel -----------------------------------------------------------------------------------------
+    def _follow(self, timers: TimerStore, now_ms: int) -> bool:
+        """Puts messages of the queue on the wheel. True unless the end is reached, or the wheel is full."""
+        end = self._store.max_offset(TIMER_TOPIC, 0)
+        late_ms = self._late_ms or timers.write_ms
+        for _ in range(_MOST_A_TURN):
+            if timers.queue_offset >= end:
+                self._late_ms = None
+                return False
+            entry = self._store.entry(TIMER_TOPIC, 0, timers.queue_offset)
+            message = self._read(entry) if entry is not None else None
+            if entry is None or message is None:
+                timers.skip()
+                continue
+            properties = message.properties
+            topic = properties.get(PROPERTY_REAL_TOPIC, "")
+            is_recall = PROPERTY_TIMER_DELETE_KEY in properties
+            out_ms = int(properties[PROPERTY_TIMER_OUT_MS])
+            if not timers.put(out_ms, late_ms, entry, is_recall=is_recall, topic_hash=java_hash(topic)):
+                return False
+            self._put_rate.count += 1
+            self._count(topic, -1 if is_recall else 1, now_ms)
+        self._late_ms = late_ms
+        return True
+
+    def _read(self, entry: QueueEntry) -> StoredMessage | None:
+        """The message behind an entry of the queue, if it is a timer. Somebody may have sent anything there."""
+        record = self._store.record_at(entry.log_offset)
+        if record is None:
+            return None
+        try:
+            message = decode_record(record, check_crc=False)
+        except BadRecord as error:
+            log.error("the timer at log offset %d is damaged: %s", entry.log_offset, error)
+            return None
+        out_ms = message.properties.get(PROPERTY_TIMER_OUT_MS, "")
+        if not (out_ms.isdecimal() and out_ms.isascii()) or len(out_ms) > _TIME_DIGITS:
+            log.warning("the message at log offset %d is in the queue of timers, but is none", entry.log_offset)
+            return None
+        return message
+
+    def _waiting_at(self, slot_ms: int) -> int:
+        return self._timers.count_at(slot_ms) if self._timers is not None else 0
+
+    # --- delivering ---------------------------------------------------------------------------------------------------
+    def _deliver_due(self, timers: TimerStore, now_ms: int) -> bool:
+        left = _MOST_A_TURN
+        while (slot := timers.next_due()) is not None:
+            if slot is not self._slot:
+                self._slot, self._recalled = slot, self._recalls_of(timers, slot, now_ms)
+            while slot.done < len(slot.positions):
+                if not left:
+                    return True
+                left -= 1
+                try:
+                    timers.delivered(self._deliver(timers, slot.positions[slot.done], now_ms))
+                except RequestFailed as e:
+                    log.warning("timers wait: %s", e)
+                    return False
+            timers.finish_slot()
+        self._slot = None
+        return timers.is_behind
+
+    def _recalls_of(self, timers: TimerStore, slot: DueSlot, now_ms: int) -> frozenset[str]:
+        keys = set()
+        for position in slot.recalls:
+            unit = timers.unit(position)
+            message = self._store.message_at(unit.log_offset) if unit is not None else None
+            if message is not None and PROPERTY_TIMER_DELETE_KEY in message.properties:
+                keys.add(message.properties[PROPERTY_TIMER_DELETE_KEY])
+                self._count(message.properties.get(PROPERTY_REAL_TOPIC, ""), 1, now_ms)
+        return frozenset(keys)
+
+    def _deliver(self, timers: TimerStore, position: int, now_ms: int) -> int:
+        """Delivers one timer, unless it was recalled; the end of the log after it. Raises RequestFailed."""
+        unit = timers.unit(position)
+        message = self._store.message_at(unit.log_offset) if unit is not None else None
+        if unit is None or message is None or message.topic != TIMER_TOPIC:
+            log.error("a timer is lost: the log does not have its message any more; it was put at %d", position)
+            return self._store.log_max_offset
+        properties = message.properties
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
+        self._count(topic, -1, now_ms)
+        if delete_key(topic, properties.get(PROPERTY_UNIQUE_KEY, ""), self._config) in self._recalled:
+            return self._store.log_max_offset
+        properties[PROPERTY_TIMER_ENQUEUE_MS] = str(unit.write_ms)
+        properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
+        due = _again(message) if unit.must_roll else _due(message)
+        if due is None:
+            log.error("the timer at log offset %d can't be delivered: no such topic or queue", message.log_offset)
+            return self._store.log_max_offset
+        try:
+            appended = self._put.one(due, now_ms)
+        except RequestFailed as e:
+            if e.code == ResponseCode.MESSAGE_ILLEGAL:
+                log.error("the timer at log offset %d can't be delivered: %s", message.log_offset, e)
+                return self._store.log_max_offset
+            self._count(topic, 1, now_ms)
+            raise
+        self._delivery_rate.count += 1
+        return appended.log_end_offset
+
+    # --- what there is to know ----------------------------------------------------------------------------------------
+    def _count(self, topic: str, change: int, now_ms: int) -> None:
+        counts = self._metrics.timing_count
+        entry = counts.get(topic)
+        if entry is None:
+            entry = counts[topic] = TopicTimers()
+        entry.count += change
+        entry.timestamp_ms = now_ms
+        self._metrics.data_version.next_version(now_ms)
+
+    def save(self) -> None:
+        """Writes timermetrics if it changed, without topics that are gone. Raises OSError."""
+        counter = self._metrics.data_version.counter
+        if counter != self._saved_counter:
+            counts = self._metrics.timing_count
+            for topic in [topic for topic in counts if not self._is_topic(topic)]:
+                del counts[topic]
+            save(self._metrics_path, self._metrics)
+            self._saved_counter = counter
+
+    def info(self, now_ms: int) -> dict[str, str]:
+        """For the broker's runtime info."""
+        timers = self._timers
+        if timers is None:
+            return NO_TIMERS
+        return {
+            "timerReadBehind": str(max(now_ms - timers.read_ms, 0) // 1000),
+            "timerOffsetBehind": str(self._store.max_offset(TIMER_TOPIC, 0) - timers.queue_offset),
+            "timerCongestNum": str(max(timers.pending, 0)),
+            "timerEnqueueTps": f"{self._put_rate.per_second:.1f}",
+            "timerDequeueTps": f"{self._delivery_rate.per_second:.1f}",
+        }
+
+    def _get_check_point(self, request: Frame, connection: Connection) -> Frame:
+        if not self._config.timer_wheel_enable:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
+        return request.reply(body=self._timers.check_point() if self._timers is not None else bytes(56))
+
+    def _get_metrics(self, request: Frame, connection: Connection) -> Frame:
+        if not self._config.timer_wheel_enable:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
+        return request.reply(body=fastjson.dumps(self._metrics))
+
+
+def _due(stored: StoredMessage) -> Message | None:
+    """The message in its real topic; None if it has none."""
+    properties = dict(stored.properties)
+    topic = properties.pop(PROPERTY_REAL_TOPIC, "")
+    queue_id = properties.pop(PROPERTY_REAL_QUEUE_ID, "")
+    if validate_topic(topic) is not None or not (queue_id.isascii() and queue_id.isdecimal()):
+        return None
+    if PROPERTY_TIMER_DELETE_KEY in properties or int(queue_id) > _MAX_QUEUE_ID:
+        return None
+    return _copy(stored, topic, int(queue_id), properties)
+
+
+def _again(stored: StoredMessage) -> Message:
+    """The message as it is put into the queue of timers once more."""
+    properties = dict(stored.properties)
+    rolled = properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")
+    properties[PROPERTY_TIMER_ROLL_TIMES] = str(int(rolled) + 1 if rolled.isdecimal() else 1)
+    return _copy(stored, TIMER_TOPIC, 0, properties)
+
+
+def _copy(stored: StoredMessage, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
+    properties[PROPERTY_WAIT_STORE_OK] = "false"
+    return Message(
+        topic,
+        queue_id,
+        stored.body,
+        properties,
+        stored.flag,
+        stored.sys_flag,
+        stored.born_timestamp_ms,
+        stored.born_host,
+        stored.reconsume_times,
+    )
