@@ -1,0 +1,82 @@
+"""Makes the formats known to a Spark session, and has the progress of its streams committed to their groups.
+
+Spark tells a source of its progress one batch late, and never of the last one; a listener in the driver hears of every
+batch. Both commit, neither backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from skylark.client.errors import RocketMQError
+from skylark.spark.cluster import Cluster
+from skylark.spark.queues import Offsets, from_spark
+from skylark.spark.source import RocketMQ
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 5.0
+_MOST_GROUPS: Final = 1024
+
+
+def register(spark: SparkSession) -> None:
+    """Registers the formats with the session. May be called again."""
+    spark.dataSource.register(RocketMQ)
+    if not getattr(spark, "_skylark_listener", None):
+        listener = GroupProgress()
+        spark.streams.addListener(listener)
+        spark._skylark_listener = listener  # type: ignore[attr-defined]
+
+
+class GroupProgress(StreamingQueryListener):
+    """Commits the end of every batch to the group that its source names."""
+
+    def __init__(self) -> None:
+        self._committed: dict[tuple[str, str], Offsets] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        for source in event.progress.sources:
+            stored = _ours(source.endOffset)
+            if stored is not None:
+                self._commit(stored["g"], stored["n"], from_spark(stored))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        pass
+
+    def _commit(self, group: str, name_server: str, offsets: Offsets) -> None:
+        known = self._committed.get((group, name_server), {})
+        ahead = {queue: offset for queue, offset in offsets.items() if offset > known.get(queue, -1)}
+        if not ahead:
+            return
+        try:
+            with Cluster(name_server, _TIMEOUT_S) as cluster:
+                cluster.commit_offsets(group, ahead)
+        except RocketMQError as e:
+            # The stream itself goes on by its checkpoint; the group catches up with the next batch.
+            log.warning("the progress of group %s can't be committed: %s", group, e)
+            return
+        if len(self._committed) >= _MOST_GROUPS:
+            self._committed.clear()
+        self._committed[group, name_server] = {**known, **ahead}
+
+
+def _ours(end_offset: str | None) -> dict[str, Any] | None:
+    """The offsets in a source's progress, if the source is one of ours that commits."""
+    try:
+        stored = json.loads(end_offset or "null")
+    except ValueError:
+        return None
+    return stored if isinstance(stored, dict) and {"g", "n", "o", "v"} <= stored.keys() else None
