@@ -48,6 +48,8 @@ class Message(msgspec.Struct, kw_only=True):
     flag: int = 0
     sys_flag: int = 0
     size_bytes: int = 0
+    receipt_handle: str = ""
+    """Of a message that was popped: what acknowledges it."""
 
     @classmethod
     def from_record(cls, record: StoredMessage, broker: str) -> Self:

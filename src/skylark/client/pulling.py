@@ -18,15 +18,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from skylark.client.errors import BrokerError, NotReachable, RocketMQError, UnreadableMessage
+from skylark.client.errors import BrokerError, NotReachable, RocketMQError
 from skylark.client.message import Message
+from skylark.client.reading import read_messages
 from skylark.client.session import Session
 from skylark.client.subscriptions import wants
 from skylark.wire.bodies import MessageQueue, Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import PullMessage, encode_header
-from skylark.wire.message import SYS_COMPRESSED, BadRecord, decode_records
+from skylark.wire.message import BadRecord
 from skylark.wire.routes import MASTER_ID
 
 log = logging.getLogger(__name__)
@@ -191,11 +192,11 @@ async def pull(
     )
     request = Frame(RequestCode.PULL_MESSAGE, encode_header(header))
     answer = await session.ask_broker(queue.broker_name, request, timeout_s, broker_id=broker_id)
-    return read_answer(answer, queue, subscription)
+    return read_answer(answer, queue, subscription, offset)
 
 
-def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription) -> Pulled:
-    """The messages and offsets in the answer to a pull. Raises BrokerError."""
+def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription, offset: int = 0) -> Pulled:
+    """The messages and offsets in the answer to a pull from `offset` on. Raises BrokerError."""
     status = _STATUSES.get(answer.code)
     if status is None:
         raise BrokerError(answer.code, answer.remark, queue.broker_name)
@@ -211,24 +212,23 @@ def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription) 
     )
     if status is PullStatus.FOUND:
         try:
-            _read_messages(pulled, answer, queue, subscription)
+            _read_messages(pulled, answer, queue, subscription, offset)
         except BadRecord as e:
             raise BrokerError(answer.code, f"the messages can't be read: {e}", queue.broker_name) from e
     return pulled
 
 
-def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription) -> None:
+def _read_messages(
+    pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription, offset: int
+) -> None:
     delta = int(answer.fields.get("offsetDelta", 0))
-    for record in decode_records(answer.body):
-        if not wants(subscription, record.tags):
+    for message, reason in read_messages(answer.body, queue.broker_name):
+        message.queue_offset += delta
+        # Where a batch is stored as one record, the answer begins with the batch that the offset lies in.
+        if message.queue_offset < offset or not wants(subscription, message.tag):
             continue
-        record.queue_offset += delta
-        try:
-            message = Message.from_record(record, queue.broker_name)
-        except UnreadableMessage as e:
-            pulled.unreadable[record.queue_offset] = str(e)
-            record.sys_flag &= ~SYS_COMPRESSED
-            message = Message.from_record(record, queue.broker_name)
+        if reason is not None:
+            pulled.unreadable[message.queue_offset] = reason
         pulled.messages.append(message)
 
 
