@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from skylark.client.sending import SendContext as SendContext
     from skylark.client.sending import SendHook as SendHook
     from skylark.client.session import Session as Session
+    from skylark.client.simple_consumer import SimpleConsumer as SimpleConsumer
 else:
     _NAMES = {
         "app": "App",
@@ -61,6 +62,7 @@ else:
         "push_consumer": "PushConsumer",
         "sending": "SendContext SendHook",
         "session": "Session",
+        "simple_consumer": "SimpleConsumer",
     }
     _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -19,7 +19,7 @@ import msgspec
 from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
-from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
+from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynchronous
 from skylark.client.locking import QueueLocks
 from skylark.client.message import Message
@@ -30,19 +30,15 @@ from skylark.client.reporting import Rates, direct_result, running_info
 from skylark.client.returning import Returns
 from skylark.client.session import Session
 from skylark.client.starting import Start, start_of
-from skylark.client.subscriptions import restore_topic, retry_topic
+from skylark.client.subscriptions import check_filter, restore_topic, retry_topic
 from skylark.wire.bodies import (
     BROADCASTING,
     CLUSTERING,
     PUSH,
-    CheckClient,
     ConsumerData,
     MessageQueue,
     Subscription,
-    encode_body,
 )
-from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +180,8 @@ class Membership:
     async def start(self) -> None:
         """Joins the group and takes the first queues."""
         await asyncio.gather(*(self._learn_route(topic) for topic in list(self.subscriptions)))
-        await self._check_filters()
+        for subscription in self.subscriptions.values():
+            await check_filter(self._session, self._group, subscription)
         if isinstance(self.offsets, LocalOffsets):
             await asyncio.to_thread(self.offsets.load)
         self._leave_routes = self._session.routes.subscribe(lambda route: self._route_changed(route.topic))
@@ -282,19 +279,6 @@ class Membership:
         except RouteNotFound as e:
             if topic != retry_topic(self._group):
                 log.warning("%s subscribes to a topic that does not exist yet: %s", self._group, e)
-
-    async def _check_filters(self) -> None:
-        """Asks a broker whether it understands what is not a tag expression. Raises BrokerError."""
-        for subscription in self.subscriptions.values():
-            route = self._session.routes.known(subscription.topic)
-            if subscription.is_by_tag or route is None:
-                continue
-            check = CheckClient(client_id=self._session.client_id, group=self._group, subscription_data=subscription)
-            broker = next(iter(route.brokers))
-            request = Frame(RequestCode.CHECK_CLIENT_CONFIG, {}, encode_body(check))
-            answer = await self._session.ask_broker(broker, request, broker_id=None)
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(answer.code, answer.remark, broker)
 
     async def _announce(self, topic: str | None) -> None:
         if topic is not None:

@@ -64,6 +64,10 @@ class Popped(msgspec.Struct):
     is_refused: bool = False
     """The broker has too many who wait for messages."""
 
+    @property
+    def count(self) -> int:
+        return len(self.messages) + len(self.unwanted) + len(self.unreadable)
+
 
 async def pop(
     session: Session,
@@ -143,7 +147,7 @@ def _give_handle(message: Message, header: PopMessageResponse, counts: dict[tupl
 def handle_of(message: Message) -> ReceiptHandle:
     """Raises InvalidMessage when the message was not popped."""
     if not message.receipt_handle:
-        raise InvalidMessage(f"message {message.msg_id} has no receipt handle: it was not received by a simple consumer")
+        raise InvalidMessage(f"message {message.msg_id} has no receipt handle: no simple consumer received it")
     try:
         handle = ReceiptHandle.parse(message.receipt_handle)
     except BadHandle as e:

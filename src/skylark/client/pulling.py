@@ -218,9 +218,7 @@ def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription, 
     return pulled
 
 
-def _read_messages(
-    pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription, offset: int
-) -> None:
+def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription, offset: int) -> None:
     delta = int(answer.fields.get("offsetDelta", 0))
     for message, reason in read_messages(answer.body, queue.broker_name):
         message.queue_offset += delta

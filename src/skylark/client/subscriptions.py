@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.client.errors import InvalidMessage
+from skylark.client.errors import BrokerError, InvalidMessage
 from skylark.client.message import Message
-from skylark.wire.bodies import TAG, Subscription
+from skylark.client.session import Session
+from skylark.wire.bodies import TAG, CheckClient, Subscription, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_RETRY_TOPIC, java_hash
 
 ALL: Final = "*"
@@ -55,6 +58,19 @@ def build_subscription(topic: str, *, tag: str = ALL, sql: str | None = None, ve
 def wants(subscription: Subscription, tag: str | None) -> bool:
     """Whether a message with that tag is one of those asked for, and not only one with the same hash code."""
     return not subscription.tags_set or tag in subscription.tags_set
+
+
+async def check_filter(session: Session, group: str, subscription: Subscription) -> None:
+    """Asks a broker whether it understands what is not a tag expression. Raises BrokerError."""
+    route = session.routes.known(subscription.topic)
+    if subscription.is_by_tag or route is None:
+        return
+    check = CheckClient(client_id=session.client_id, group=group, subscription_data=subscription)
+    broker = next(iter(route.brokers))
+    request = Frame(RequestCode.CHECK_CLIENT_CONFIG, {}, encode_body(check))
+    answer = await session.ask_broker(broker, request, broker_id=None)
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark, broker)
 
 
 def restore_topic(message: Message, group: str) -> None:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer
+from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, simple_consumer
 from skylark.client.errors import ForkedProcess
 from skylark.client.listening import Listener
 from skylark.client.message import Message, MessageQueue
@@ -30,7 +30,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _AnyListener = TypeVar("_AnyListener", bound=Listener)
 
-__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer"]
 
 
 class _Background:
@@ -255,7 +255,36 @@ class PullConsumer(_Twin):
     commit = _waits(pull_consumer.PullConsumer.commit)
 
 
-class LitePullConsumer(_Twin):
+class _Iterating(_Twin):
+    """A twin whose asyncio class gives message after message."""
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            message: Message = self._background.run(self._inner.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        return message
+
+
+class SimpleConsumer(_Iterating):
+    """Messages on request, acknowledged one by one; see `skylark.client.simple_consumer`."""
+
+    @_made_like(simple_consumer.SimpleConsumer)
+    def __init__(self) -> None: ...
+
+    start = _waits(simple_consumer.SimpleConsumer.start)
+    close = _waits(simple_consumer.SimpleConsumer.close)
+    subscribe = _calls(simple_consumer.SimpleConsumer.subscribe)
+    unsubscribe = _calls(simple_consumer.SimpleConsumer.unsubscribe)
+    receive = _waits(simple_consumer.SimpleConsumer.receive)
+    ack = _waits(simple_consumer.SimpleConsumer.ack)
+    extend = _waits(simple_consumer.SimpleConsumer.extend)
+
+
+class LitePullConsumer(_Iterating):
     """Messages on request, `for message in consumer`; see `skylark.client.lite_pull_consumer`."""
 
     @_made_like(lite_pull_consumer.LitePullConsumer)
@@ -280,13 +309,3 @@ class LitePullConsumer(_Twin):
     commit = _waits(lite_pull_consumer.LitePullConsumer.commit)
     pause = _calls(lite_pull_consumer.LitePullConsumer.pause)
     resume = _calls(lite_pull_consumer.LitePullConsumer.resume)
-
-    def __iter__(self) -> Iterator[Message]:
-        return self
-
-    def __next__(self) -> Message:
-        try:
-            message: Message = self._background.run(self._inner.__anext__)
-        except StopAsyncIteration:
-            raise StopIteration from None
-        return message

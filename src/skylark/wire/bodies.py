@@ -19,6 +19,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 PUSH: Final = "CONSUME_PASSIVELY"
 PULL: Final = "CONSUME_ACTIVELY"
+POP: Final = "CONSUME_POP"
 CLUSTERING: Final = "CLUSTERING"
 BROADCASTING: Final = "BROADCASTING"
 TAG: Final = "TAG"
