@@ -105,11 +105,11 @@ async def pop(
     request = Frame(RequestCode.POP_MESSAGE, encode_header(header))
     limit_s = wait_ms / 1000 + _EXTRA_WAIT_S if wait_ms else timeout_s
     answer = await session.ask_broker(queue.broker_name, request, limit_s)
-    return read_popped(answer, queue, subscription)
+    return read_popped(answer, queue, subscription, session.namespace.unwrap(queue.topic))
 
 
-def read_popped(answer: Frame, queue: MessageQueue, subscription: Subscription) -> Popped:
-    """The messages in the answer to a pop, with their receipt handles. Raises BrokerError."""
+def read_popped(answer: Frame, queue: MessageQueue, subscription: Subscription, topic: str) -> Popped:
+    """The messages in the answer to a pop, with their receipt handles, under the name of `topic`. Raises BrokerError."""
     broker = queue.broker_name
     if answer.code in _NOTHING:
         return Popped(is_refused=answer.code == ResponseCode.POLLING_FULL)
@@ -121,7 +121,7 @@ def read_popped(answer: Frame, queue: MessageQueue, subscription: Subscription) 
         popped = Popped([], [], [], header.rest_num)
         for message, reason in read_messages(answer.body, broker):
             _give_handle(message, header, counts)
-            message.topic = queue.topic  # that of a retry topic tells nobody anything
+            message.topic = topic  # that of a retry topic tells nobody anything
             if reason is not None:
                 popped.unreadable.append((message, reason))
             elif wants(subscription, message.tag):
@@ -165,7 +165,7 @@ async def ack(session: Session, group: str, messages: Iterable[Message], timeout
     together: dict[tuple[str, str], list[ReceiptHandle]] = {}
     for message in messages:
         handle = handle_of(message)
-        together.setdefault((handle.broker_name, message.topic), []).append(handle)
+        together.setdefault((handle.broker_name, session.namespace.wrap(message.topic)), []).append(handle)
     results = await asyncio.gather(
         *(_ack(session, group, broker, topic, handles, timeout_s) for (broker, topic), handles in together.items()),
         return_exceptions=True,
@@ -207,7 +207,7 @@ async def change_invisible(
     handle = handle_of(message)
     header = ChangeInvisibleTime(
         consumer_group=group,
-        topic=real_topic(message.topic, group, handle.kind),
+        topic=real_topic(session.namespace.wrap(message.topic), group, handle.kind),
         queue_id=handle.queue_id,
         extra_info=message.receipt_handle,
         offset=handle.offset,

@@ -30,7 +30,7 @@ from skylark.client.message import Message, MessageQueue
 from skylark.client.popping import ANY_QUEUE, Popped, handle_of
 from skylark.client.returning import Returns
 from skylark.client.routes import TopicRoute
-from skylark.client.session import Session
+from skylark.client.session import Session, session_of
 from skylark.client.sources import Caught, Sources
 from skylark.client.subscriptions import ALL, build_subscription, check_filter
 from skylark.client.validation import check_group, check_topic
@@ -75,6 +75,7 @@ class SimpleConsumer:
         invisible_s: float = 30.0,
         max_reconsume_times: int = DEFAULT_RECONSUME_TIMES,
         request_timeout_s: float = 3.0,
+        namespace: str = "",
     ) -> None:
         """
         - `session`: shares the connections of a session; without one, the consumer has its own.
@@ -82,12 +83,15 @@ class SimpleConsumer:
         - `from_where`: where a group starts that is new to a queue: with its "first" message or with the "last".
         - `invisible_s`: how long messages are hidden, unless `receive` says otherwise.
         - `max_reconsume_times`: a message that came again more often becomes a dead letter.
+        - `namespace`: stands before the names of group and topics on the wire.
         """
+        self._session = session_of(session, name_servers, namespace, request_timeout_s)
+        self._namespace = self._session.namespace
+        group = self._namespace.wrap(group)
         check_group(group)
         if from_where not in ("last", "first"):
             raise InvalidMessage(f"from_where is {from_where!r}; a simple consumer takes 'last' or 'first'")
         self.group = group
-        self._session = session or Session(name_servers, request_timeout_s=request_timeout_s)
         self._fifo = fifo
         self._init_mode = FROM_MIN if from_where == "first" else FROM_MAX
         self._invisible_ms = _invisible_ms(invisible_s, MIN_INVISIBLE_S)
@@ -156,11 +160,13 @@ class SimpleConsumer:
 
         All members of a group must subscribe to the same.
         """
+        topic = self._namespace.wrap(topic)
         check_topic(topic)
         self._subscriptions[topic] = build_subscription(topic, tag=tag, sql=sql, version=_now_ms())
         self._unchecked.add(topic)
 
     def unsubscribe(self, topic: str) -> None:
+        topic = self._namespace.wrap(topic)
         if self._subscriptions.pop(topic, None) is not None:
             self._unchecked.add(topic)
 

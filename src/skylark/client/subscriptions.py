@@ -6,15 +6,17 @@ compare the tags themselves once more (`wants`).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from skylark.client.errors import BrokerError, InvalidMessage
 from skylark.client.message import Message
-from skylark.client.session import Session
 from skylark.wire.bodies import TAG, CheckClient, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_RETRY_TOPIC, java_hash
+
+if TYPE_CHECKING:
+    from skylark.client.session import Session
 
 ALL: Final = "*"
 SQL92: Final = "SQL92"
