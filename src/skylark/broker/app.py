@@ -15,10 +15,12 @@ from typing import Final
 
 from skylark.broker import admin, clients, groups, locks, offsets, query, relays, resets, topics
 from skylark.broker.arrivals import Arrivals
+from skylark.broker.checkback import CheckBack
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
 from skylark.broker.groups import Groups
+from skylark.broker.halves import Halves
 from skylark.broker.locks import Locks
 from skylark.broker.offsets import Offsets
 from skylark.broker.pull import Pulls
@@ -31,7 +33,8 @@ from skylark.broker.send import Sends
 from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
-from skylark.net.connection import Handler
+from skylark.broker.transactions import Transactions
+from skylark.net.connection import Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
@@ -82,7 +85,10 @@ class Broker:
             raise
         await self._registration.register()
         self._tasks.append(asyncio.create_task(self._registration.run()))
-        for work in (self._deliver, self._deliver_timers, self._save_tables, self._keep_house):
+        for work in (
+            self._deliver, self._deliver_timers, self._write_ops, self._check_transactions, self._save_tables,
+            self._keep_house,
+        ):  # fmt: skip
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
 
@@ -94,6 +100,7 @@ class Broker:
         await self._registration.unregister()
         self._arrivals.close()
         await self._server.stop()
+        self._write_ops()
         self._store.flush()
         self._save_tables()
         self._store.close()
@@ -110,11 +117,14 @@ class Broker:
         self._clients = Clients(self._topics, self._groups, config)
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
         self._arrivals = Arrivals()
-        self._store = Store.open(_store_config(config, encode_host(resolved(config.broker_ip1), port)))
+        broker_host = encode_host(resolved(config.broker_ip1), port)
+        self._store = Store.open(_store_config(config, broker_host))
         self._store.on_arrival = self._arrivals.notify
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
         self._timers = Timers(config, self._store, self._put, timer_metrics_path(root), self._topics.__contains__)
+        self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
+        self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
         self._address = _join(config.broker_ip1, port)
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address)
@@ -135,6 +145,7 @@ class Broker:
             **Recalls(config, put, self._topics, clock).handlers(),
             **self._timers.handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
+            **Transactions(self._halves, store, put, config, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
             ).handlers(),
@@ -184,8 +195,19 @@ class Broker:
             return _HOUSEKEEPING_INTERVAL_S
         return 0 if busy else min(_DELIVERY_INTERVAL_S, (1000 - now_ms % 1000) / 1000)
 
+    def _write_ops(self) -> float:
+        try:
+            self._halves.write_ops(self._clock())
+        except RequestFailed as e:
+            log.warning("op messages of transactions wait: %s", e)
+        return self.config.transaction_op_batch_interval / 1000
+
+    def _check_transactions(self) -> float:
+        return self._check_back.run(self._clock())
+
     def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
+        self._halves.save()  # into the table of offsets
         for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed, self._timers.save):
             try:
                 save()

@@ -106,6 +106,14 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     allow_recall_when_broker_not_writeable: bool = True
     store_reply_message_enable: bool = True
 
+    # Transactions
+    reject_transaction_message: bool = False
+    transaction_time_out: Millis = 6_000
+    transaction_check_max: Count = 15
+    transaction_check_interval: Millis = 30_000
+    transaction_op_msg_max_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
+    transaction_op_batch_interval: Millis = 3_000
+
     # Pulling
     long_polling_enable: bool = True
     short_polling_time_mills: Millis = 1_000
@@ -159,8 +167,9 @@ UPDATABLE_KEYS = frozenset(
     enablePropertyFilter enableTopicMessageTypeCheck fileReservedTime
     longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
-    recallMessageEnable shortPollingTimeMills slaveReadEnable storeReplyMessageEnable timerCongestNumEachSlot
-    timerMaxDelaySec traceOn traceTopicEnable useServerSideResetOffset
+    recallMessageEnable rejectTransactionMessage shortPollingTimeMills slaveReadEnable storeReplyMessageEnable
+    timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable transactionCheckInterval transactionCheckMax
+    transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut useServerSideResetOffset
     """.split()
 )
 
