@@ -15,14 +15,14 @@ from typing import Final
 
 from skylark.broker import admin, clients, groups, locks, offsets, query, relays, resets, topics
 from skylark.broker.arrivals import Arrivals
-from skylark.broker.checkback import CheckBack
+from skylark.broker.assignment import Assignments
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
 from skylark.broker.groups import Groups
-from skylark.broker.halves import Halves
 from skylark.broker.locks import Locks
 from skylark.broker.offsets import Offsets
+from skylark.broker.popping import Popping
 from skylark.broker.pull import Pulls
 from skylark.broker.put import Put
 from skylark.broker.recall import Recalls
@@ -33,8 +33,7 @@ from skylark.broker.send import Sends
 from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
-from skylark.broker.transactions import Transactions
-from skylark.net.connection import Handler, RequestFailed
+from skylark.net.connection import Handler
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
@@ -85,10 +84,7 @@ class Broker:
             raise
         await self._registration.register()
         self._tasks.append(asyncio.create_task(self._registration.run()))
-        for work in (
-            self._deliver, self._deliver_timers, self._write_ops, self._check_transactions, self._save_tables,
-            self._keep_house,
-        ):  # fmt: skip
+        for work in (self._deliver, self._deliver_timers, self._revive, self._save_tables, self._keep_house):
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
 
@@ -99,8 +95,9 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._registration.unregister()
         self._arrivals.close()
+        self._popping.close()
+        self._assignments.close()
         await self._server.stop()
-        self._write_ops()
         self._store.flush()
         self._save_tables()
         self._store.close()
@@ -117,20 +114,24 @@ class Broker:
         self._clients = Clients(self._topics, self._groups, config)
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
         self._arrivals = Arrivals()
-        broker_host = encode_host(resolved(config.broker_ip1), port)
-        self._store = Store.open(_store_config(config, broker_host))
-        self._store.on_arrival = self._arrivals.notify
+        self._store = Store.open(_store_config(config, encode_host(resolved(config.broker_ip1), port)))
+        self._store.on_arrival = self._arrived
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
         self._timers = Timers(config, self._store, self._put, timer_metrics_path(root), self._topics.__contains__)
-        self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
-        self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
+        self._popping = Popping(
+            config, self._store, self._put, self._topics, self._groups, self._offsets, self._stats, clock,
+            self._timers.delivered_to_ms, tables,
+        )  # fmt: skip
+        self._assignments = Assignments(config, self._topics, self._groups, self._clients, tables, steady_clock_ms)
         self._address = _join(config.broker_ip1, port)
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address)
         self._topics.on_change = self._registration.topics_changed
         self._server = Server(
-            self._handlers(), closed=self._clients.closed, idle_s=config.server_channel_max_idle_time_seconds
+            with_short_codes(self._handlers()),
+            closed=self._clients.closed,
+            idle_s=config.server_channel_max_idle_time_seconds,
         )
 
     def _handlers(self) -> dict[int, Handler]:
@@ -145,10 +146,11 @@ class Broker:
             **Recalls(config, put, self._topics, clock).handlers(),
             **self._timers.handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
-            **Transactions(self._halves, store, put, config, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
             ).handlers(),
+            **self._popping.handlers(),
+            **self._assignments.handlers(),
             **topics.handlers(self._topics, self._offsets, self._forget_topic, published),
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, store, self._topics, self._groups),
@@ -168,6 +170,10 @@ class Broker:
                 timer_info=self._timers.info,
             ),
         }  # fmt: skip
+
+    def _arrived(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        self._arrivals.notify(topic, queue_id, queue_offset, tag_code)
+        self._popping.notify(topic, queue_id, queue_offset, tag_code)
 
     def _forget_topic(self, name: str) -> None:
         self._store.delete_topic(name)
@@ -195,25 +201,20 @@ class Broker:
             return _HOUSEKEEPING_INTERVAL_S
         return 0 if busy else min(_DELIVERY_INTERVAL_S, (1000 - now_ms % 1000) / 1000)
 
-    def _write_ops(self) -> float:
-        try:
-            self._halves.write_ops(self._clock())
-        except RequestFailed as e:
-            log.warning("op messages of transactions wait: %s", e)
-        return self.config.transaction_op_batch_interval / 1000
-
-    def _check_transactions(self) -> float:
-        return self._check_back.run(self._clock())
+    def _revive(self) -> float:
+        return self._popping.revive(self._clock())
 
     def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
-        self._halves.save()  # into the table of offsets
-        for save in (self._offsets.save, self._topics.save, self._groups.save, self._save_delayed, self._timers.save):
+        for save in (self._save_offsets, self._topics.save, self._groups.save, self._save_delayed, self._timers.save):
             try:
                 save()
             except OSError as e:
                 log.error("a table can't be written, and is tried again: %s", e)
         return self.config.flush_consumer_offset_interval / 1000
+
+    def _save_offsets(self) -> None:
+        self._popping.save(self._clock())
 
     def _save_delayed(self) -> None:
         self._delayed.save(self._clock())
@@ -225,6 +226,15 @@ class Broker:
         self._store.clean(now_ms)
         self._timers.clean()
         return _HOUSEKEEPING_INTERVAL_S
+
+
+def with_short_codes(handlers: dict[int, Handler]) -> dict[int, Handler]:
+    """The handlers also under what is left of codes that the binary header has no room for.
+
+    A Java client that is set to write binary headers cuts the codes of the requests about popping off, and Apache's
+    broker does not know them then.
+    """
+    return {code & 0xFFFF: handler for code, handler in handlers.items() if code > 0x7FFF} | handlers
 
 
 async def _repeat(work: Callable[[], float]) -> None:

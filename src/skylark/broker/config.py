@@ -50,6 +50,11 @@ class BrokerRole(enum.StrEnum):
     SLAVE = "SLAVE"
 
 
+class MessageRequestMode(enum.StrEnum):
+    PULL = "PULL"
+    POP = "POP"
+
+
 def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
@@ -106,14 +111,6 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     allow_recall_when_broker_not_writeable: bool = True
     store_reply_message_enable: bool = True
 
-    # Transactions
-    reject_transaction_message: bool = False
-    transaction_time_out: Millis = 6_000
-    transaction_check_max: Count = 15
-    transaction_check_interval: Millis = 30_000
-    transaction_op_msg_max_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
-    transaction_op_batch_interval: Millis = 3_000
-
     # Pulling
     long_polling_enable: bool = True
     short_polling_time_mills: Millis = 1_000
@@ -125,6 +122,25 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     max_transfer_count_on_message_in_disk: Count = 8
     enable_property_filter: bool = False
     default_query_max_num: Count = 32
+
+    # Popping
+    revive_queue_num: Annotated[int, Meta(ge=1, le=128)] = 8
+    revive_interval: Millis = 1_000
+    max_pop_polling_size: Count = 100_000
+    pop_polling_size: Count = 1_024
+    pop_long_polling_force_notify_interval: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 800
+    init_pop_offset_by_check_msg_in_mem: bool = True
+    pop_from_retry_probability: Percent = 20
+    pop_from_retry_probability_for_priority: Percent = 0
+    priority_order_asc: bool = True
+    enable_retry_topic_v2: bool = False
+    retrieve_message_from_pop_retry_topic_v1: bool = True
+    use_separate_retry_queue: bool = False
+    pop_response_return_actual_retry_topic: bool = False
+    server_load_balancer_enable: bool = True
+    load_balance_poll_name_server_interval: Millis = 30_000
+    default_message_request_mode: MessageRequestMode = MessageRequestMode.PULL
+    default_pop_share_queue_num: Annotated[int, Meta(ge=-1, le=_INT_MAX)] = -1
 
     # Clients and offsets
     notify_consumer_ids_changed_enable: bool = True
@@ -162,14 +178,16 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 UPDATABLE_KEYS = frozenset(
     """
     accessMessageInMemoryMaxRatio allowRecallWhenBrokerNotWriteable appendTopicForTimerDeleteKey
-    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission
-    defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio enableMixedMessageType
-    enablePropertyFilter enableTopicMessageTypeCheck fileReservedTime
-    longPollingEnable maxMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission defaultMessageRequestMode
+    defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio
+    enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableTopicMessageTypeCheck fileReservedTime
+    initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval longPollingEnable maxMessageSize maxMsgsNumBatch
+    maxPopPollingSize maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
-    recallMessageEnable rejectTransactionMessage shortPollingTimeMills slaveReadEnable storeReplyMessageEnable
-    timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable transactionCheckInterval transactionCheckMax
-    transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut useServerSideResetOffset
+    popFromRetryProbability popFromRetryProbabilityForPriority popLongPollingForceNotifyInterval popPollingSize
+    popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable retrieveMessageFromPopRetryTopicV1
+    reviveInterval serverLoadBalancerEnable shortPollingTimeMills slaveReadEnable storeReplyMessageEnable
+    timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable useSeparateRetryQueue useServerSideResetOffset
     """.split()
 )
 

@@ -134,6 +134,12 @@ class Timers:
         self._store.keep(self._timers.flush_later, self._timers.lowest_needed)
         return self._timers
 
+    def delivered_to_ms(self, now_ms: int) -> int:
+        """The time up to which everything that was due is delivered."""
+        if self._timers is not None:
+            return self._timers.read_ms
+        return 0 if self._store.max_offset(TIMER_TOPIC, 0) else now_ms
+
     def clean(self) -> None:
         if self._timers is not None:
             self._timers.clean()

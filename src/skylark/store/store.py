@@ -35,12 +35,12 @@ from skylark.store.api import (
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, index_keys, queue_tag_code
+from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, LogRecord, index_keys, queue_tag_code
 from skylark.store.flush import Flusher, Progress
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
-from skylark.store.recovery import recover
+from skylark.store.recovery import LogScan, recover
 from skylark.store.retention import Retention
 from skylark.store.segments import MappingPool
 from skylark.wire.message import (
@@ -89,7 +89,7 @@ class Store:
         self._index_behind = False
         self._refusal: str | None = None
         self._store_host = config.store_host
-        clean = not self._abort_path.exists()
+        clean = self.was_clean = not self._abort_path.exists()
         found = recover(self._log, self._queues, self._index, self._checkpoint, self._delays_ms, clean=clean)
         log.info(
             "%s: log from %d to %d, %d queues, %d records checked after %s stop",
@@ -289,6 +289,10 @@ class Store:
         except BadRecord as error:
             log.error("the record at log offset %d is damaged: %s", log_offset, error)
             return None
+
+    def scan(self, from_log_offset: int) -> Iterator[LogRecord]:
+        """The records of the log from an offset on, at which one starts; for what is derived from them at the start."""
+        return iter(LogScan(self._log, from_log_offset))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records, oldest first, that are filed under a key: by hash, so that the caller compares the key itself."""

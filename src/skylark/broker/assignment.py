@@ -1,0 +1,221 @@
+"""QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE: the broker, not its clients, shares out the queues of a topic.
+
+A client whose own rebalance is switched off asks what to consume and how: by pulling, queues that are its own, or by
+popping, where everybody may pop everything (queue -1 of each broker) or, if an operator says so, its own queues and
+those of the next few members. The mode of a group and topic is kept in messageRequestMode.json.
+
+The queues of a topic may be spread over several brokers, so its route is fetched from a name server, and kept for a
+while; without one, the broker knows its own queues.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.clients import Clients
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.pool import Pool
+from skylark.store.tables import load, save
+from skylark.wire.bodies import BROADCASTING, BadBody, MessageQueue, decode_body, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import GetRouteInfo, encode_header
+from skylark.wire.pop import (
+    POP,
+    PULL,
+    QueryAssignment,
+    QueryAssignmentResponse,
+    QueueAssignment,
+    SetMessageRequestMode,
+)
+from skylark.wire.routes import TopicRouteData
+from skylark.wire.tables import PERM_READ
+
+log = logging.getLogger(__name__)
+
+MAX_ROUTES: Final = 10_000
+_ROUTE_TIMEOUT_S: Final = 3.0
+
+Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
+
+
+def averagely(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:
+    """Neighbouring queues to each member; the first ones get one more if they can't be shared out evenly."""
+    if member not in members:
+        return []
+    place = members.index(member)
+    share, more = divmod(len(queues), len(members))
+    first = place * share + min(place, more)
+    return list(queues[first : first + share + (place < more)])
+
+
+def by_circle(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:
+    """One queue to each member in turn."""
+    return list(queues[members.index(member) :: len(members)]) if member in members else []
+
+
+_STRATEGIES: Final[dict[str | None, Allocate]] = {"AVG": averagely, "AVG_BY_CIRCLE": by_circle}
+
+
+def allocate_for_pop(
+    allocate: Allocate, queues: Sequence[MessageQueue], members: Sequence[str], member: str, share: int
+) -> list[MessageQueue]:
+    """What a member pops: everything, or its own queues and those of the `share` members behind it."""
+    if share <= 0 or share >= len(members) - 1:
+        brokers = dict.fromkeys((queue.topic, queue.broker_name) for queue in queues)
+        return [MessageQueue(broker_name, -1, topic) for topic, broker_name in brokers]
+    if member not in members:
+        return []
+    place = members.index(member)
+    if len(members) > len(queues):  # nobody goes without
+        return [queues[place % len(queues)]] if queues else []
+    circle = [members[(place + step) % len(members)] for step in range(share + 1)]
+    return [queue for each in circle for queue in allocate(queues, members, each)]
+
+
+class _Modes(msgspec.Struct, rename="camel"):
+    message_request_mode_map: dict[str, dict[str, SetMessageRequestMode]] = {}
+
+
+class Assignments:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        config_dir: Path,
+        steady_clock: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._path = config_dir / "messageRequestMode.json"
+        self._modes = (load(self._path, _Modes) or _Modes()).message_request_mode_map
+        self._steady_clock = steady_clock
+        self._routes: dict[str, tuple[int, list[MessageQueue] | None]] = {}
+        self._pool = Pool()
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.QUERY_ASSIGNMENT: self.query,
+            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all_modes,
+        }
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def mode(self, topic: str, group: str) -> SetMessageRequestMode:
+        """How a group consumes a topic: as it was set, else as the broker's settings say; retry topics are pulled."""
+        known = self._modes.get(topic, {}).get(group)
+        if known is not None:
+            return known
+        mode = PULL if topic.startswith(RETRY_PREFIX) else self._config.default_message_request_mode
+        share = self._config.default_pop_share_queue_num if mode == POP else 0
+        return SetMessageRequestMode(group, mode, share, topic)
+
+    async def query(self, request: Frame, connection: Connection) -> Frame:
+        asked = decode_body(QueryAssignment, request.body)
+        topic, group, client_id = _named(asked.topic), _named(asked.consumer_group), asked.client_id or ""
+        mode = self.mode(topic, group)
+        queues = await self._queues(topic)
+        if queues is None:
+            log.info("%r asks for its share of %s, which does not exist", connection, topic)
+            return request.reply(body=b"{}")
+        if asked.message_model != BROADCASTING and self._config.server_load_balancer_enable:
+            shared = self._share(asked, mode, queues, group, client_id)
+            if shared is None:
+                return request.reply(body=b"{}")
+            queues = shared
+        assigned = [QueueAssignment(queue, mode.mode or PULL) for queue in queues]
+        return request.reply(body=encode_body(QueryAssignmentResponse(assigned)))
+
+    def _share(
+        self, asked: QueryAssignment, mode: SetMessageRequestMode, queues: list[MessageQueue], group: str, client: str
+    ) -> list[MessageQueue] | None:
+        consumers = self._clients.group(group)
+        allocate = _STRATEGIES.get(asked.strategy_name)
+        if consumers is None or allocate is None:
+            reason = "group has no members" if consumers is None else f"strategy {asked.strategy_name} is unknown"
+            log.info("%s asks for its share of %s: the %s", client, asked.topic, reason)
+            return None
+        members = sorted({member.client_id for member in consumers.members.values()})
+        if mode.mode == POP:
+            return allocate_for_pop(allocate, queues, members, client, mode.pop_share_queue_num)
+        return allocate(queues, members, client)
+
+    def set_mode(self, request: Frame, _: Connection) -> Frame:
+        wanted = decode_body(SetMessageRequestMode, request.body)
+        topic, group = _named(wanted.topic), _named(wanted.consumer_group)
+        if topic.startswith(RETRY_PREFIX):
+            raise RequestFailed(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if wanted.mode not in (PULL, POP):
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"the mode is {wanted.mode}: it is PULL or POP")
+        if topic not in self._topics:
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        if self._groups.get(group) is None:
+            raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        self._modes.setdefault(topic, {})[group] = wanted
+        save(self._path, _Modes(self._modes))
+        return request.reply()
+
+    def all_modes(self, request: Frame, _: Connection) -> Frame:
+        return request.reply(body=encode_body(_Modes(self._modes)))
+
+    # The queues of a topic.
+
+    async def _queues(self, topic: str) -> list[MessageQueue] | None:
+        """All queues that can be read, in order; None for an unknown topic."""
+        now_ms = self._steady_clock()
+        known = self._routes.get(topic)
+        if known is not None and now_ms - known[0] < self._config.load_balance_poll_name_server_interval:
+            return known[1]
+        queues = await self._fetch(topic)
+        if queues is None:
+            queues = self._own(topic)
+        if queues is not None:
+            if len(self._routes) >= MAX_ROUTES:
+                self._routes.pop(next(iter(self._routes)))
+            self._routes[topic] = (now_ms, queues)
+        return queues
+
+    async def _fetch(self, topic: str) -> list[MessageQueue] | None:
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteInfo(topic)))
+        for server in filter(None, self._config.namesrv_addr.split(";")):
+            try:
+                answer = await self._pool.request(server, request, _ROUTE_TIMEOUT_S)
+                if answer.code != ResponseCode.SUCCESS:
+                    continue
+                route = decode_body(TopicRouteData, answer.body)
+            except (OSError, TimeoutError, BadBody) as e:
+                log.info("name server %s does not tell the route of %s: %s", server, topic, e)
+                continue
+            return [
+                MessageQueue(data.broker_name, queue_id, topic)
+                for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
+                if data.perm & PERM_READ
+                for queue_id in range(data.read_queue_nums)
+            ]
+        return None
+
+    def _own(self, topic: str) -> list[MessageQueue] | None:
+        config = self._topics.get(topic)
+        if config is None:
+            return None
+        return [MessageQueue(self._config.broker_name, each, topic) for each in range(config.read_queue_nums)]
+
+
+def _named(name: str | None) -> str:
+    if not name:
+        raise RequestFailed(ResponseCode.INVALID_PARAMETER, "the request names no topic or no consumer group")
+    return name

@@ -1,0 +1,185 @@
+"""Pops in order: what of each queue is in a group's hands, the table in consumerOrderInfo.json.
+
+A queue that a group pops in order is blocked from a pop until each message of it is acknowledged or its time has
+passed; then the queue is popped again from the first message that was not acknowledged. The group's offset stands at
+that message, so that what comes back is simply read again; nothing is copied to a retry topic.
+
+The table is written every few seconds; between two writes, `checkpoints.py` notes each change in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.groups import Groups
+from skylark.broker.topics import Topics
+from skylark.store.tables import load, save
+from skylark.wire.pop import encode_offset_order_count, encode_queue_order_count
+
+log = logging.getLogger(__name__)
+
+MAX_COMMIT_BITS: Final = 64
+_FORGET_AFTER_MS: Final = 24 * 3_600_000
+
+
+class OrderInfo(msgspec.Struct, kw_only=True):
+    """One pop of one queue. `offsets`: the first one, and the distances of the others from it, as Apache keeps them."""
+
+    attempt_id: str | None = msgspec.field(name="a", default=None)
+    committed: int = msgspec.field(name="cm", default=0)
+    invisible_ms: int | None = msgspec.field(name="i", default=None)
+    last_consume_ms: int = msgspec.field(name="l", default=0)
+    offsets: list[int] = msgspec.field(name="o", default_factory=list)
+    consumed_counts: dict[int, int] | None = msgspec.field(name="oc", default=None)
+    visible_at: dict[int, int] | None = msgspec.field(name="ot", default=None)
+    pop_time_ms: int = msgspec.field(name="popTime", default=0)
+
+    @property
+    def queue_offsets(self) -> list[int]:
+        first = self.offsets[:1]
+        return first + [first[0] + distance for distance in self.offsets[1:]]
+
+    def free_at_ms(self) -> int:
+        """When the last message that is not acknowledged may be popped again; 0 if all are."""
+        times = [
+            (self.visible_at or {}).get(offset, self.pop_time_ms + (self.invisible_ms or 0))
+            for index, offset in enumerate(self.queue_offsets)
+            if not self.committed >> index & 1
+        ]
+        return max(times, default=0)
+
+    def next_offset(self) -> int:
+        """The first message that is not acknowledged, else the one behind the last."""
+        offsets = self.queue_offsets
+        for index, offset in enumerate(offsets):
+            if not self.committed >> index & 1:
+                return offset
+        return offsets[-1] + 1
+
+    def popped_again(self, offsets: Sequence[int], attempt_id: str | None) -> dict[int, int]:
+        """How often each of `offsets` was handed out before, if it was; the same attempt does not count twice."""
+        counts = self.consumed_counts or {}
+        if self.attempt_id is not None and self.attempt_id == attempt_id:
+            return counts
+        before = set(self.queue_offsets) if self.offsets else set()
+        return {offset: counts.get(offset, 0) + 1 for offset in offsets if offset in before}
+
+
+class _Table(msgspec.Struct, rename="camel"):
+    order_info_count: int = 0
+    ordered_consumption_level: str = "QUEUE"
+    table: dict[str, dict[int, OrderInfo]] = {}
+
+
+class Orders:
+    """Order infos by topic, group and queue."""
+
+    def __init__(self, config_dir: Path) -> None:
+        self._path = config_dir / "consumerOrderInfo.json"
+        stored = load(self._path, _Table) or _Table()
+        self._infos: dict[tuple[str, str], dict[int, OrderInfo]] = {}
+        for name, infos in stored.table.items():
+            topic, is_pair, group = name.partition("@")
+            if is_pair:
+                self._infos[topic, group] = infos
+        self._unsaved = False
+
+    def get(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
+        return self._infos.get((topic, group), {}).get(queue_id)
+
+    def put(self, topic: str, group: str, queue_id: int, info: OrderInfo | None) -> None:
+        """What recovery found in the log, or None to unblock the queue."""
+        self._unsaved = True
+        if info is not None:
+            self._infos.setdefault((topic, group), {})[queue_id] = info
+        else:
+            self._infos.get((topic, group), {}).pop(queue_id, None)
+
+    def blocked_until_ms(self, topic: str, group: str, queue_id: int, attempt_id: str | None, now_ms: int) -> int:
+        """When the queue can be popped again; 0 if that is now. The attempt that took the messages may be repeated."""
+        info = self.get(topic, group, queue_id)
+        if info is None or not info.offsets or (info.attempt_id is not None and info.attempt_id == attempt_id):
+            return 0
+        free_at_ms = info.free_at_ms()
+        return free_at_ms if now_ms < free_at_ms else 0
+
+    def popped(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        attempt_id: str | None,
+        now_ms: int,
+        invisible_ms: int,
+        offsets: Sequence[int],
+    ) -> tuple[OrderInfo, str]:
+        """What blocks the queue from now on, to be `put`, and its entries of the answer's `orderCountInfo`."""
+        old = self.get(topic, group, queue_id)
+        counts = old.popped_again(offsets, attempt_id) if old is not None else None
+        info = OrderInfo(
+            attempt_id=attempt_id,
+            invisible_ms=invisible_ms,
+            last_consume_ms=now_ms,
+            offsets=[offsets[0], *(offset - offsets[0] for offset in offsets[1:])],
+            consumed_counts=counts,
+            pop_time_ms=now_ms,
+        )
+        entries = [encode_offset_order_count(topic, queue_id, each, count) for each, count in (counts or {}).items()]
+        least = min(counts.values()) if counts and len(counts) == len(offsets) else 0
+        return info, ";".join([*entries, encode_queue_order_count(topic, queue_id, least)])
+
+    def acknowledged(self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> int:
+        """The group's next offset after an acknowledgement; -1 for a message that it doesn't hold, -2 for one of an
+        earlier pop.
+        """
+        info = self.get(topic, group, queue_id)
+        if info is None or not info.offsets:
+            return -1
+        if info.pop_time_ms != pop_time_ms:
+            return -2
+        offsets = info.queue_offsets
+        if offset not in offsets:
+            return -1
+        info.committed |= 1 << offsets.index(offset)
+        self._unsaved = True
+        return info.next_offset()
+
+    def extended(
+        self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int, visible_at_ms: int
+    ) -> bool:
+        """Notes another time for one message; False if this pop is not the one that holds the queue."""
+        info = self.get(topic, group, queue_id)
+        if info is None or info.pop_time_ms != pop_time_ms:
+            return False
+        if info.visible_at is None:
+            info.visible_at = {}
+        # Bounded: only messages that the pop handed out are noted.
+        if offset in info.queue_offsets:
+            info.visible_at[offset] = visible_at_ms
+        self._unsaved = True
+        return True
+
+    def clean(self, topics: Topics, groups: Groups, now_ms: int) -> None:
+        """Forgets topics, groups and queues that are gone, and what nobody popped for a day."""
+        for (topic, group), infos in list(self._infos.items()):
+            config = topics.get(topic)
+            for queue_id, info in list(infos.items()):
+                is_old = now_ms - info.last_consume_ms > _FORGET_AFTER_MS
+                if config is None or group not in groups or queue_id >= config.read_queue_nums or is_old:
+                    del infos[queue_id]
+                    self._unsaved = True
+            if not infos:
+                del self._infos[topic, group]
+                self._unsaved = True
+
+    def save(self) -> None:
+        """Writes the table if it changed since the last time. Raises OSError."""
+        if self._unsaved:
+            table = {f"{topic}@{group}": infos for (topic, group), infos in self._infos.items()}
+            save(self._path, _Table(len(table), table=table))
+            self._unsaved = False

@@ -1,0 +1,377 @@
+"""POP_MESSAGE: hands messages out for a while. Who does not acknowledge one in time loses it to somebody else.
+
+A pop reads the queues from the group's offsets on, writes a check point for what it found in each queue (see
+`checkpoints.py`), moves the offsets behind it and answers; all that in one step, so no two pops get the same message.
+The group's retry topic is looked at first in a share of the pops, else last. One that found nothing waits for an
+arrival.
+
+A pop in order leaves the offset where it is and blocks the queue instead (`orders.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from struct import unpack_from
+from typing import Final
+
+import msgspec
+
+from skylark.broker.access import Access
+from skylark.broker.arrivals import TagFilter, Waiter
+from skylark.broker.checkpoints import CheckPoints
+from skylark.broker.config import BrokerConfig
+from skylark.broker.filters import BadExpression, parse_subscription, tag_filter
+from skylark.broker.offsets import UNKNOWN, Offsets
+from skylark.broker.orders import Orders
+from skylark.broker.polling import PopWaiters
+from skylark.broker.put import Put
+from skylark.broker.stats import Stats
+from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store import Appended, ReadResult, ReadStatus, Store
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import decode_header, encode_header
+from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION, decode_record, encode_record
+from skylark.wire.pop import (
+    FROM_MIN,
+    MAX_POP_MESSAGES,
+    ORDER_REVIVE_QUEUE,
+    CheckPoint,
+    PopMessage,
+    PopMessageResponse,
+    ReceiptHandle,
+    encode_offsets,
+    encode_start_offset,
+    pop_retry_topic,
+    topic_kind,
+)
+from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
+
+_LATE_MS: Final = 500
+_TOO_SHORT_TO_WAIT_MS: Final = 50
+_CORRECTS = frozenset((ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_OVERFLOW_BADLY, ReadStatus.OFFSET_FOUND_NULL))
+_PASSES = frozenset(
+    (
+        ReadStatus.NO_MATCHED_MESSAGE,
+        ReadStatus.OFFSET_FOUND_NULL,
+        ReadStatus.MESSAGE_WAS_REMOVING,
+        ReadStatus.NO_MATCHED_LOGIC_QUEUE,
+    )
+)
+
+
+class _Asked(msgspec.Struct):
+    """A pop that passed the checks."""
+
+    header: PopMessage
+    topic: TopicConfig
+    group: SubscriptionGroupConfig
+    wants: TagFilter | None
+    peer: str
+    expires_ms: int
+
+
+class _Found(msgspec.Struct):
+    """What a pop has gathered so far."""
+
+    pop_time_ms: int
+    revive_queue: int
+    records: list[bytes | memoryview] = []
+    start_offsets: list[str] = []
+    offsets: list[str] = []
+    order_counts: list[str] = []
+    rest: int = 0
+    blocked_until_ms: list[int] = []
+    last: Appended | None = None
+
+
+class Pops:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        access: Access,
+        offsets: Offsets,
+        orders: Orders,
+        check_points: CheckPoints,
+        waiters: PopWaiters,
+        stats: Stats,
+        clock: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._put = put
+        self._topics = topics
+        self._access = access
+        self._offsets = offsets
+        self._orders = orders
+        self._check_points = check_points
+        self._waiters = waiters
+        self._stats = stats
+        self._clock = clock
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.POP_MESSAGE: self.pop}
+
+    def pop(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        header = decode_header(PopMessage, request)
+        now_ms = self._clock()
+        born_ms = header.born_time or now_ms
+        if now_ms - born_ms - header.poll_time > _LATE_MS:
+            remark = f"the broker[{self._config.broker_ip1}] pop message is timeout too much"
+            return request.reply(ResponseCode.POLLING_TIMEOUT, remark, encode_header(PopMessageResponse(0, 0, 0, 0)))
+        asked = self._check(header, connection, born_ms + header.poll_time)
+        found = self._look(asked, now_ms)
+        if found.records:
+            return self._answer(request, asked, found)
+        waiter = self._suspend(asked, found, now_ms)
+        if isinstance(waiter, Waiter):
+            return self._wait(waiter, request, asked)
+        return self._nothing(request, asked, found, waiter)
+
+    async def _wait(self, waiter: Waiter, request: Frame, asked: _Asked) -> Frame:
+        while True:
+            await waiter.arrived
+            now_ms = self._clock()
+            found = self._look(asked, now_ms)
+            if found.records:
+                reply = self._answer(request, asked, found)
+                return reply if isinstance(reply, Frame) else await reply
+            again = self._suspend(asked, found, now_ms)
+            if not isinstance(again, Waiter):
+                return self._nothing(request, asked, found, again)
+            waiter = again
+
+    def _suspend(self, asked: _Asked, found: _Found, now_ms: int) -> Waiter | int:
+        """Registers for the next arrival, or says with which code the pop ends."""
+        header = asked.header
+        left_ms = asked.expires_ms - now_ms
+        if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS or self._waiters.closed:
+            return ResponseCode.POLLING_TIMEOUT
+        for free_at_ms in found.blocked_until_ms:  # nothing arrives when a message's time has passed
+            left_ms = min(left_ms, max(1, free_at_ms - now_ms))
+        waiter = self._waiters.wait(header.topic, header.consumer_group, header.queue_id, asked.wants, left_ms / 1000)
+        return ResponseCode.POLLING_FULL if waiter is None else waiter
+
+    # The answer.
+
+    def _answer(self, request: Frame, asked: _Asked, found: _Found) -> Frame | Awaitable[Frame]:
+        header = asked.header
+        if found.rest > 0:
+            self._waiters.wake(header.topic, header.consumer_group, header.queue_id)
+        fields = encode_header(self._header(asked, found))
+        reply = request.reply(ResponseCode.SUCCESS, ReadStatus.FOUND.name, fields, b"".join(found.records))
+        if self._put.is_synchronous and found.last is not None:
+            return self._put.when_flushed(found.last, reply)
+        return reply
+
+    def _nothing(self, request: Frame, asked: _Asked, found: _Found, code: int) -> Frame:
+        self._stats.missed()
+        fields = encode_header(self._header(asked, found))
+        return request.reply(code, ReadStatus.NO_MESSAGE_IN_QUEUE.name, fields)
+
+    @staticmethod
+    def _header(asked: _Asked, found: _Found) -> PopMessageResponse:
+        return PopMessageResponse(
+            pop_time=found.pop_time_ms,
+            invisible_time=asked.header.invisible_time,
+            revive_qid=found.revive_queue,
+            rest_num=found.rest,
+            start_offset_info=";".join(found.start_offsets),
+            msg_offset_info=";".join(found.offsets),
+            order_count_info=";".join(found.order_counts) if asked.header.order else None,
+        )
+
+    # What is there.
+
+    def _look(self, asked: _Asked, now_ms: int) -> _Found:
+        header, config = asked.header, self._config
+        is_order = bool(header.order)
+        found = _Found(now_ms, ORDER_REVIVE_QUEUE if is_order else self._check_points.next_revive_queue())
+        chance = random.randrange(100)
+        by_priority = _is_by_priority(asked) and chance < _priority_factor(asked.group)
+        share = config.pop_from_retry_probability_for_priority if by_priority else config.pop_from_retry_probability
+        retry_first = chance < share
+        first_queue = 0 if by_priority else chance
+        if retry_first and not is_order:
+            self._look_at_retries(asked, found, first_queue)
+        if header.queue_id < 0:
+            self._look_at_topic(asked, found, asked.topic, first_queue)
+        else:
+            self._look_at_queue(asked, found, header.topic, header.queue_id)
+        if not retry_first and not is_order and len(found.records) < header.max_msg_nums:
+            self._look_at_retries(asked, found, first_queue)
+        return found
+
+    def _look_at_retries(self, asked: _Asked, found: _Found, first_queue: int) -> None:
+        """The group's retry topic of this topic, and the one with the old name while there may be messages in it."""
+        header, config = asked.header, self._config
+        versions = [config.enable_retry_topic_v2]
+        if config.enable_retry_topic_v2 and config.retrieve_message_from_pop_retry_topic_v1:
+            versions.append(False)
+        for is_v2 in versions:
+            topic = self._topics.get(pop_retry_topic(header.topic, header.consumer_group, v2=is_v2))
+            if topic is not None:
+                self._look_at_topic(asked, found, topic, first_queue)
+
+    def _look_at_topic(self, asked: _Asked, found: _Found, topic: TopicConfig, first_queue: int) -> None:
+        count = topic.read_queue_nums
+        for step in range(count):
+            place = count - 1 - step if self._config.priority_order_asc else step
+            self._look_at_queue(asked, found, topic.topic_name, (place + first_queue) % count)
+
+    def _look_at_queue(self, asked: _Asked, found: _Found, topic: str, queue_id: int) -> None:
+        header = asked.header
+        group = header.consumer_group
+        offset = self._start(asked, topic, queue_id, found.pop_time_ms)
+        if header.order:
+            until_ms = self._orders.blocked_until_ms(topic, group, queue_id, header.attempt_id, found.pop_time_ms)
+            if until_ms:
+                found.blocked_until_ms.append(until_ms)
+                return
+        room = header.max_msg_nums - len(found.records)
+        if room <= 0:
+            found.rest += self._store.max_offset(topic, queue_id) - offset
+            return
+        result = self._store.read(topic, queue_id, offset, room, wants=asked.wants)
+        if result.status in _CORRECTS:
+            offset = result.next_offset
+            self._offsets.commit(group, topic, queue_id, offset, asked.peer)
+            result = self._store.read(topic, queue_id, offset, room, wants=asked.wants)
+        if result.slices:
+            self._take(asked, found, topic, queue_id, offset, result)
+        elif result.status in _PASSES and result.next_offset >= 0:
+            self._offsets.commit(group, topic, queue_id, result.next_offset, asked.peer)
+        found.rest += max(0, result.max_offset - result.next_offset)
+
+    def _take(self, asked: _Asked, found: _Found, topic: str, queue_id: int, start: int, result: ReadResult) -> None:
+        """The messages are this consumer's from here on."""
+        header, group, now_ms = asked.header, asked.header.consumer_group, found.pop_time_ms
+        offsets = [unpack_from(">q", record, QUEUE_OFFSET_POSITION)[0] for record in result.slices]
+        if header.order:
+            info, counts = self._orders.popped(
+                topic, group, queue_id, header.attempt_id, now_ms, header.invisible_time, offsets
+            )
+            found.last = self._check_points.in_order(topic, group, queue_id, start, info, now_ms)
+            self._orders.put(topic, group, queue_id, info)
+            self._offsets.commit(group, topic, queue_id, start, asked.peer)
+            found.order_counts.append(counts)
+        else:
+            point = CheckPoint(
+                topic=topic,
+                group=group,
+                queue_id=queue_id,
+                start_offset=start,
+                pop_time_ms=now_ms,
+                invisible_ms=header.invisible_time,
+                count=len(offsets),
+                diffs=[offset - start for offset in offsets],
+                broker_name=self._config.broker_name,
+            )
+            found.last = self._check_points.popped(point, found.revive_queue, now_ms)
+            self._offsets.commit(group, topic, queue_id, result.next_offset, asked.peer)
+        found.start_offsets.append(encode_start_offset(topic, queue_id, start))
+        found.offsets.append(encode_offsets(topic, queue_id, offsets))
+        if topic == header.topic or self._config.pop_response_return_actual_retry_topic:
+            found.records += result.slices
+        else:
+            found.records += [self._as_origin(record, asked, found, start) for record in result.slices]
+        self._stats.got(group, topic, result.count, result.size_bytes)
+
+    def _as_origin(self, record: memoryview, asked: _Asked, found: _Found, start: int) -> bytes:
+        """A record of the retry topic under the topic that was asked for, with its receipt handle, which the client
+        could not tell from the topic any more.
+        """
+        message = decode_record(record, check_crc=False)
+        handle = ReceiptHandle(
+            start,
+            found.pop_time_ms,
+            asked.header.invisible_time,
+            found.revive_queue,
+            topic_kind(message.topic),
+            self._config.broker_name,
+            message.queue_id,
+            message.queue_offset,
+        )
+        message.properties.setdefault(PROPERTY_POP_CK, handle.encode())
+        message.topic = asked.header.topic
+        return encode_record(
+            message,
+            queue_offset=message.queue_offset,
+            log_offset=message.log_offset,
+            store_timestamp_ms=message.store_timestamp_ms,
+            store_host=message.store_host,
+        )
+
+    def _start(self, asked: _Asked, topic: str, queue_id: int, now_ms: int) -> int:
+        """Where the group goes on in this queue: as an operator says, as it left off, or as a new group begins."""
+        group = asked.header.consumer_group
+        reset = self._offsets.take_reset(group, topic, queue_id)
+        if reset is not None:
+            self._check_points.in_order(topic, group, queue_id, reset, None, now_ms)
+            self._orders.put(topic, group, queue_id, None)
+            self._offsets.commit(group, topic, queue_id, reset, asked.peer)
+            return reset
+        offset = self._offsets.query(group, topic, queue_id)
+        if offset == UNKNOWN:
+            offset = self._first_offset(topic, queue_id, asked.header.init_mode)
+            self._offsets.commit(group, topic, queue_id, offset, asked.peer)
+        return offset
+
+    def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
+        low = self._store.min_offset(topic, queue_id)
+        if init_mode == FROM_MIN or topic.startswith(RETRY_PREFIX):
+            return low
+        if self._config.init_pop_offset_by_check_msg_in_mem and low <= 0:
+            first = self._store.read(topic, queue_id, 0, 1)
+            if first.status is ReadStatus.FOUND and not first.from_disk:
+                return 0
+        return max(0, self._store.max_offset(topic, queue_id) - 1)
+
+    # Checks.
+
+    def _check(self, header: PopMessage, connection: Connection, expires_ms: int) -> _Asked:
+        self._access.check_broker("pop")
+        if header.max_msg_nums > MAX_POP_MESSAGES:
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"the broker[{self._config.broker_ip1}] pop message's num is greater than {MAX_POP_MESSAGES}",
+            )
+        if not self._config.timer_wheel_enable:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker[{self._config.broker_ip1}] pop message is forbidden because timerWheelEnable is false",
+            )
+        topic = self._access.readable_topic(header.topic, header.queue_id, connection)
+        group = self._access.group(header.consumer_group)
+        return _Asked(header, topic, group, pop_filter(header.topic, header.exp, header.exp_type),
+                      repr(connection), expires_ms)  # fmt: skip
+
+
+def pop_filter(topic: str, expression: str | None, expression_type: str | None) -> TagFilter | None:
+    """Which messages a pop asks for, all if it does not say. Raises RequestFailed."""
+    if not expression:
+        return None
+    try:
+        subscription = parse_subscription(topic, expression, expression_type)
+        if not subscription.is_by_tag:
+            raise BadExpression(f"a filter by {expression_type}")
+    except BadExpression:
+        raise RequestFailed(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+        ) from None
+    return tag_filter(subscription)
+
+
+def _is_by_priority(asked: _Asked) -> bool:
+    return asked.topic.attributes.get("message.type") == "PRIORITY" and not asked.header.order
+
+
+def _priority_factor(group: SubscriptionGroupConfig) -> int:
+    """In how many of a hundred pops the queues of high priority come first."""
+    text = group.attributes.get("priority.factor", "100")
+    return int(text) if text.isdecimal() else 100

@@ -1,0 +1,88 @@
+"""The parts of POP consumption, joined: who hands out, who takes back, who waits, and what is kept about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from skylark.broker.access import Access
+from skylark.broker.acks import Acks
+from skylark.broker.checkpoints import CheckPoints
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.offsets import Offsets
+from skylark.broker.orders import Orders
+from skylark.broker.peek import Peeks
+from skylark.broker.polling import PopWaiters
+from skylark.broker.pop import Pops
+from skylark.broker.poprecovery import PopProgress, recover
+from skylark.broker.put import Put
+from skylark.broker.revive import Revive
+from skylark.broker.stats import Stats
+from skylark.broker.topics import Topics
+from skylark.net.connection import Handler
+from skylark.store import Store
+
+
+class Popping:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        stats: Stats,
+        clock: Callable[[], int],
+        delivered_to_ms: Callable[[int], int],
+        config_dir: Path,
+    ) -> None:
+        """Recovers what the tables do not know. `delivered_to_ms` is the time up to which timers were delivered."""
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._orders = Orders(config_dir)
+        self._progress = PopProgress(config_dir, store)
+        copied = set() if store.was_clean else recover(store, self._progress.log_offset, offsets, self._orders)
+        self._revive = Revive(config, store, put, topics, groups, offsets, delivered_to_ms, copied)
+        self._waiters = PopWaiters(config)
+        self._notified = PopWaiters(config, latest_first=True)
+        access = Access(config, topics, groups)
+        points = CheckPoints(put, config, store.config.store_host)
+        orders, waiters = self._orders, self._waiters
+        self._handlers = {
+            **Pops(
+                config, store, put, topics, access, offsets, orders, points, waiters, stats, clock
+            ).handlers(),
+            **Acks(config, store, put, access, offsets, orders, points, waiters, clock).handlers(),
+            **Peeks(
+                config, store, topics, access, offsets, orders, waiters, self._notified, stats, clock
+            ).handlers(),
+        }  # fmt: skip
+
+    def handlers(self) -> dict[int, Handler]:
+        return self._handlers
+
+    def notify(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        """A message has arrived."""
+        self._waiters.notify(topic, queue_id, queue_offset, tag_code)
+        self._notified.notify(topic, queue_id, queue_offset, tag_code)
+
+    def revive(self, now_ms: int) -> float:
+        """Settles what is due. In how many seconds it wants to be called again."""
+        return 0 if self._revive.turn(now_ms) else self._config.revive_interval / 1000
+
+    def save(self, now_ms: int) -> None:
+        """Writes consumer offsets and the state of pops in order, if they changed. Raises OSError."""
+        self._progress.about_to_save()
+        self._offsets.save()
+        self._orders.clean(self._topics, self._groups, now_ms)
+        self._orders.save()
+        self._progress.saved()
+
+    def close(self) -> None:
+        """Ends the waiting."""
+        self._waiters.close()
+        self._notified.close()

@@ -1,0 +1,104 @@
+"""What pops did between the last write of the tables and a crash, read from the log.
+
+Consumer offsets and the state of pops in order are written every few seconds. Up to then the log knows more: a check
+point says that its group has gone past its messages, a note about a pop in order says where the group stands, a copy
+in a retry topic says that its message was revived. So after an unclean stop the end of the log is read, from where it
+ended at the last write: what was acknowledged does not come back, and nothing comes before its time.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skylark.broker.checkpoints import ORDER_TAG, decode_order_note
+from skylark.broker.offsets import Offsets
+from skylark.broker.orders import Orders
+from skylark.broker.revive import PROPERTY_REVIVED
+from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX
+from skylark.store import TIMER_TOPIC, Store
+from skylark.wire.bodies import BadBody
+from skylark.wire.message import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, StoredMessage, decode_properties
+from skylark.wire.pop import CHECK_POINT_TAG, REVIVE_TOPIC_PREFIX, decode_check_point
+
+log = logging.getLogger(__name__)
+
+_COPIES: Final = (RETRY_PREFIX, DLQ_PREFIX)
+_AT_ONCE_MS: Final = 1_000
+
+
+class PopProgress:
+    """Where the log ended when the tables were written last: popProgress, which Apache's broker passes over.
+
+    It is not brought to the disk by itself: a process that is killed leaves it whole, and after a power failure there
+    is less in the log than in the tables anyway.
+    """
+
+    def __init__(self, config_dir: Path, store: Store) -> None:
+        self._path = config_dir / "popProgress"
+        self._store = store
+        self._written = self._next = self.log_offset = self._read()
+
+    def about_to_save(self) -> None:
+        """To be called before the tables are written: they hold what happened up to here."""
+        self._next = self._store.log_max_offset
+
+    def saved(self) -> None:
+        """To be called after they were. Raises OSError."""
+        if self._next != self._written:
+            fresh = self._path.with_name(self._path.name + ".tmp")
+            fresh.write_text(str(self._next))
+            fresh.replace(self._path)
+            self._written = self._next
+
+    def _read(self) -> int:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            text = ""
+        # Without it there was no pop here since the tables were written by somebody else.
+        return min(int(text), self._store.log_max_offset) if text.isdecimal() else self._store.log_max_offset
+
+
+def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders) -> set[str]:
+    """Brings offsets and orders up to the log's end. Returns the marks of the copies that revived messages."""
+    copied: set[str] = set()
+    count = 0
+    for record in store.scan(max(from_log_offset, store.log_min_offset)):
+        topic = record.topic
+        if topic.startswith(_COPIES):
+            mark = decode_properties(record.properties_data).get(PROPERTY_REVIVED)
+            if mark is not None:
+                copied.add(mark)
+        elif topic == TIMER_TOPIC or topic.startswith(REVIVE_TOPIC_PREFIX):
+            properties = decode_properties(record.properties_data)
+            if properties.get(PROPERTY_REAL_TOPIC, topic).startswith(REVIVE_TOPIC_PREFIX):
+                message = store.message_at(record.log_offset)
+                if message is not None:
+                    count += _replay(message, properties.get(PROPERTY_TAGS), offsets, orders)
+    if count or copied:
+        log.info("pops: %d check points and notes, %d revived messages since the last write", count, len(copied))
+    return copied
+
+
+def _replay(message: StoredMessage, tag: str | None, offsets: Offsets, orders: Orders) -> int:
+    try:
+        if tag == CHECK_POINT_TAG:
+            point = decode_check_point(message.body)
+            if message.store_timestamp_ms - point.pop_time_ms > _AT_ONCE_MS:
+                return 0  # it came from its timer: it tells of a pop that may be before the last reset
+            behind = point.offsets[-1] + 1 if point.offsets else point.start_offset
+            if behind > offsets.query(point.group, point.topic, point.queue_id):
+                offsets.commit(point.group, point.topic, point.queue_id, behind, "recovery")
+            return 1
+        if tag == ORDER_TAG:
+            note = decode_order_note(message.body)
+            orders.put(note.topic, note.group, note.queue_id, note.info)
+            offsets.commit(note.group, note.topic, note.queue_id, note.next_offset, "recovery")
+            return 1
+    except (BadBody, msgspec.DecodeError) as e:
+        log.error("the record at log offset %d is passed over: %s", message.log_offset, e)
+    return 0

@@ -1,0 +1,241 @@
+"""Gives popped messages to somebody else when their time has passed and nobody acknowledged them.
+
+The queues of the revive topic are read: check points, which arrive a second before their messages' time is over, and
+acknowledgements, which arrive when it is. A check point is settled when everything that was due by then has arrived,
+and a moment more, for acknowledgements that come late: its messages without an acknowledgement are copied to the retry
+topic of their group and topic, to be popped from there, or to the group's dead letters when they were tried too often.
+(Apache's broker retries for ever and leaves the dead letters to its proxy.)
+
+Only what is due within these seconds is in memory. A queue's progress is the offset of the last settled check point,
+as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
+after a crash nothing is copied twice (`poprecovery.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+from typing import Final
+
+import msgspec
+
+from skylark.broker.config import BrokerConfig
+from skylark.broker.groups import Groups
+from skylark.broker.offsets import UNKNOWN, Offsets
+from skylark.broker.put import Put
+from skylark.broker.retry import bury
+from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.net.connection import RequestFailed
+from skylark.store import ReadStatus, Store
+from skylark.wire.bodies import BadBody
+from skylark.wire.message import (
+    PROPERTY_FIRST_POP_TIME,
+    PROPERTY_TIMER_DELIVER_MS,
+    Message,
+    StoredMessage,
+    decode_record,
+)
+from skylark.wire.pop import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
+    CHECK_POINT_TAG,
+    REVIVE_GROUP,
+    CheckPoint,
+    decode_ack,
+    decode_check_point,
+    origin_topic,
+    pop_retry_topic,
+    revive_topic,
+)
+from skylark.wire.tables import TopicConfig
+
+log = logging.getLogger(__name__)
+
+PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"
+PROPERTY_REVIVED: Final = "__REVIVED"
+"""The check point and the offset that a copy is of."""
+
+GRACE_MS: Final = 1_000
+_MOST_READS_A_TURN: Final = 64
+_RETRY_QUEUES: Final = 1
+
+_Key = tuple[str, str, int, int, int]
+
+
+def copy_mark(point: CheckPoint, offset: int) -> str:
+    return f"{point.unique_key}@{offset}"
+
+
+class _Pending(msgspec.Struct):
+    """A check point that was read and is not settled."""
+
+    point: CheckPoint
+    revive_offset: int
+    acked: set[int] = set()
+
+
+class _ReviveQueue(msgspec.Struct):
+    queue_id: int
+    read_at: int
+    seen_ms: int = 0  # what was due by then has been read
+    pending: dict[_Key, _Pending] = {}
+
+
+class Revive:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        delivered_to_ms: Callable[[int], int],
+        copied: Set[str] = frozenset(),
+    ) -> None:
+        """`delivered_to_ms` is the time up to which timers were delivered; `copied` are the marks of copies that were
+        made before a crash.
+        """
+        self._config = config
+        self._store = store
+        self._put = put
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._delivered_to_ms = delivered_to_ms
+        self._copied = copied
+        self._topic = revive_topic(config.broker_cluster_name)
+        self._queues = [
+            _ReviveQueue(queue_id, offsets.query(REVIVE_GROUP, self._topic, queue_id) + 1)
+            for queue_id in range(config.revive_queue_num)
+        ]
+
+    @property
+    def pending_count(self) -> int:
+        return sum(len(queue.pending) for queue in self._queues)
+
+    def turn(self, now_ms: int) -> bool:
+        """Reads what has arrived and settles what can be. True if there is more: a turn is bounded."""
+        due_ms = self._delivered_to_ms(now_ms)  # asked first: what was delivered by then is read below
+        busy = False
+        for queue in self._queues:
+            is_read = self._read(queue)
+            try:
+                self._settle(queue, due_ms if is_read else queue.seen_ms, now_ms)
+            except RequestFailed as e:
+                log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
+                continue
+            busy |= not is_read
+        return busy
+
+    # Reading.
+
+    def _read(self, queue: _ReviveQueue) -> bool:
+        """Takes in what is there, up to a limit. Whether that was everything."""
+        for _ in range(_MOST_READS_A_TURN):
+            result = self._store.read(self._topic, queue.queue_id, queue.read_at, 32)
+            if result.status is not ReadStatus.FOUND:
+                if result.status in (ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_FOUND_NULL):
+                    log.warning(
+                        "revive queue %d goes on at %d, not at %d, which is gone",
+                        queue.queue_id, result.next_offset, queue.read_at,
+                    )  # fmt: skip
+                    queue.read_at = result.next_offset
+                    continue
+                return True
+            for record in result.slices:
+                message = decode_record(record, check_crc=False)
+                self._take_in(queue, message)
+                queue.read_at = message.queue_offset + 1
+        return False
+
+    def _take_in(self, queue: _ReviveQueue, message: StoredMessage) -> None:
+        try:
+            if message.tags == CHECK_POINT_TAG:
+                point = decode_check_point(message.body)
+                queue.pending[point.key] = _Pending(point, message.queue_offset)
+            elif message.tags in (ACK_TAG, BATCH_ACK_TAG):
+                ack = decode_ack(message.body)
+                pending = queue.pending.get(ack.key)
+                if pending is not None:
+                    offsets = [ack.offset] if ack.offsets is msgspec.UNSET else ack.offsets
+                    pending.acked.update(offsets)
+        except BadBody as e:
+            log.error("offset %d of revive queue %d is passed over: %s", message.queue_offset, queue.queue_id, e)
+        due = message.properties.get(PROPERTY_TIMER_DELIVER_MS, "")
+        queue.seen_ms = max(queue.seen_ms, int(due) if due.isdecimal() else message.store_timestamp_ms)
+
+    # Settling.
+
+    def _settle(self, queue: _ReviveQueue, due_ms: int, now_ms: int) -> None:
+        settled = UNKNOWN
+        try:
+            for key, pending in list(queue.pending.items()):
+                if due_ms - pending.point.revive_time_ms <= GRACE_MS:
+                    break
+                self._revive(pending, now_ms)
+                del queue.pending[key]
+                settled = pending.revive_offset
+        finally:
+            if not queue.pending and queue.read_at > 0:
+                settled = queue.read_at - 1
+            if settled > self._offsets.query(REVIVE_GROUP, self._topic, queue.queue_id):
+                self._offsets.commit(REVIVE_GROUP, self._topic, queue.queue_id, settled, "revive")
+
+    def _revive(self, pending: _Pending, now_ms: int) -> None:
+        point = pending.point
+        origin = self._topics.get(origin_topic(point.topic, point.group))
+        if origin is None or point.group not in self._groups:
+            log.info("check point %s is passed over: its topic or its group is gone", point.unique_key)
+            return
+        for offset in point.offsets:
+            if offset in pending.acked or copy_mark(point, offset) in self._copied:
+                continue
+            entry = self._store.entry(point.topic, point.queue_id, offset)
+            message = None if entry is None else self._store.message_at(entry.log_offset)
+            if message is None:
+                log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)
+                continue
+            self._put.one(self._copy(point, message, origin, offset), now_ms)
+            pending.acked.add(offset)  # not again, if the next one fails
+
+    def _copy(self, point: CheckPoint, original: StoredMessage, origin: TopicConfig, offset: int) -> Message:
+        properties = dict(original.properties)
+        if original.reconsume_times == 0:
+            properties.pop(PROPERTY_FIRST_POP_TIME, None)
+        properties.setdefault(PROPERTY_FIRST_POP_TIME, str(point.pop_time_ms))
+        properties[PROPERTY_ORIGIN_GROUP] = point.group
+        properties[PROPERTY_REVIVED] = copy_mark(point, offset)
+        message = Message(
+            point.topic,
+            0,
+            original.body,
+            properties,
+            original.flag,
+            original.sys_flag,
+            original.born_timestamp_ms,
+            original.store_host,
+            original.reconsume_times + (0 if point.suspend else 1),
+        )
+        group = self._groups.get(point.group)
+        if group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times:
+            bury(message, point.group, self._topics)
+        else:
+            self._to_retry_topic(message, point, original, origin)
+        return message
+
+    def _to_retry_topic(
+        self, message: Message, point: CheckPoint, original: StoredMessage, origin: TopicConfig
+    ) -> None:
+        if not point.topic.startswith(RETRY_PREFIX):
+            message.topic = pop_retry_topic(point.topic, point.group, v2=self._config.enable_retry_topic_v2)
+        queues = origin.write_queue_nums if self._config.use_separate_retry_queue else _RETRY_QUEUES
+        topic = self._topics.get(message.topic)
+        if topic is None or (self._config.use_separate_retry_queue and topic.write_queue_nums != queues):
+            topic = TopicConfig(message.topic, read_queue_nums=queues, write_queue_nums=queues)
+            self._topics.put(topic)
+            for queue_id in range(queues):
+                if self._offsets.query(point.group, message.topic, queue_id) == UNKNOWN:
+                    self._offsets.commit(point.group, message.topic, queue_id, 0, "revive")
+        if self._config.use_separate_retry_queue and original.queue_id < topic.write_queue_nums:
+            message.queue_id = original.queue_id

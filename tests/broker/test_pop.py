@@ -1,0 +1,394 @@
+"""Pops, acknowledgements, changes of time and what comes back, with a clock that the tests move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies, popped, turns
+from skylark.wire import pop
+from skylark.wire.bodies import encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.message import PROPERTY_FIRST_POP_TIME, StoredMessage, decode_record
+from skylark.wire.tables import TopicConfig
+
+RETRY = f"%RETRY%{GROUP}_{TOPIC}"
+LATER_MS = 65_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[PopBroker]:
+    made = PopBroker(tmp_path / "store")
+    yield made
+    made.store.close()
+
+
+def stored(broker: PopBroker, topic: str, queue_id: int = 0) -> list[StoredMessage]:
+    result = broker.store.read(topic, queue_id, 0, 32)
+    return [decode_record(record) for record in result.slices]
+
+
+def test_what_is_popped_is_nobody_elses(broker: PopBroker) -> None:
+    broker.send("a", "b", "c")
+    assert bodies(broker.pop(max_msg_nums=2)) == ["a", "b"]
+    assert bodies(broker.pop()) == ["c"]
+    assert broker.pop() == []
+
+
+def test_the_answer_tells_offsets_and_times(broker: PopBroker) -> None:
+    broker.send("a", "b", "c")
+    answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(max_msg_nums=2))
+    assert answer.remark == "FOUND"
+    assert answer.fields == {
+        "popTime": str(START_MS),
+        "invisibleTime": "60000",
+        "reviveQid": "1",
+        "restNum": "1",
+        "startOffsetInfo": "0 0 0",
+        "msgOffsetInfo": "0 0 0,1",
+    }
+
+
+def test_what_nobody_acknowledges_comes_back_from_the_retry_topic(broker: PopBroker) -> None:
+    broker.send("a", "b", TAGS="red")
+    first, second = broker.pop()
+    assert broker.ack(first).code == 0
+    broker.passes(59_000)
+    assert broker.pop() == []
+    broker.passes(LATER_MS - 59_000)
+    (again,) = broker.pop()
+    assert (again.body, again.message.topic, again.message.reconsume_times) == ("b", TOPIC, 1)
+    assert again.message.tags == "red"
+    assert again.message.properties[PROPERTY_FIRST_POP_TIME] == str(START_MS)
+    assert again.handle.kind == "1"
+    assert again.handle.broker_name == second.handle.broker_name
+    assert broker.ack(again).code == 0
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+
+
+def test_a_batch_of_acknowledgements(broker: PopBroker) -> None:
+    broker.send("a", "b", "c", "d")
+    a, b, c, d = broker.pop()
+    assert broker.batch_ack(a, c, d).code == 0
+    broker.passes(LATER_MS)
+    (again,) = broker.pop()
+    assert again.body == b.body
+    assert broker.batch_ack(again).code == 0
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+
+
+def test_a_batch_of_nothing(broker: PopBroker) -> None:
+    assert broker.ask(RequestCode.BATCH_ACK_MESSAGE).code == ResponseCode.NO_MESSAGE
+    assert broker.ask(RequestCode.BATCH_ACK_MESSAGE, None, b'{"acks":[]}').code == ResponseCode.NO_MESSAGE
+
+
+def test_more_time_for_one_message(broker: PopBroker) -> None:
+    broker.send("a", "b")
+    a, _ = broker.pop()
+    broker.passes(30_000)
+    longer = broker.extend(a, 120_000)
+    broker.passes(35_000)
+    assert bodies(broker.pop()) == ["b"]
+    broker.passes(62_000)
+    assert bodies(broker.pop(invisible_time=600_000)) == ["b"]  # its second retry
+    assert broker.ack(longer).code == 0
+    broker.passes(60_000)
+    assert broker.pop() == []
+
+
+def test_more_time_passes_too(broker: PopBroker) -> None:
+    broker.send("a")
+    (a,) = broker.pop()
+    broker.extend(a, 10_000)
+    broker.passes(12_000)
+    (again,) = broker.pop()
+    assert (again.body, again.message.reconsume_times) == ("a", 1)
+
+
+def test_a_suspended_message_does_not_count_as_tried(broker: PopBroker) -> None:
+    broker.send("a")
+    (a,) = broker.pop()
+    broker.extend(a, 10_000, suspend=True)
+    broker.passes(12_000)
+    assert broker.pop()[0].message.reconsume_times == 0
+
+
+def test_the_time_of_a_message_may_be_changed_again_and_again(broker: PopBroker) -> None:
+    broker.send("a")
+    (taken,) = broker.pop(invisible_time=10_000)
+    for _ in range(20):
+        broker.passes(8_000)
+        taken = broker.extend(taken, 10_000)
+    assert broker.pop() == []
+    assert broker.ack(taken).code == 0
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+
+
+def test_dead_letters_after_the_groups_limit(broker: PopBroker) -> None:
+    broker.send("a")
+    seen = []
+    for _ in range(6):
+        seen += [taken.message.reconsume_times for taken in broker.pop()]
+        broker.passes(LATER_MS)
+    assert seen == [0, 1, 2, 3]
+    (dead,) = stored(broker, f"%DLQ%{GROUP}")
+    assert (dead.body, dead.reconsume_times) == (b"a", 4)
+
+
+def test_two_groups_pop_by_themselves(broker: PopBroker) -> None:
+    broker.send("a")
+    assert bodies(broker.pop()) == ["a"]
+    assert bodies(broker.pop(consumer_group="others")) == ["a"]
+
+
+def test_a_tag_filter_and_what_lies_between(broker: PopBroker) -> None:
+    for number in range(6):
+        broker.send(f"{number}", TAGS="even" if number % 2 == 0 else "odd")
+    taken = broker.pop(exp="even", exp_type="TAG")
+    assert bodies(taken) == ["0", "2", "4"]
+    assert [each.handle.offset for each in taken] == [0, 2, 4]
+    assert broker.batch_ack(taken[0], taken[2]).code == 0
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop(exp="even", exp_type="TAG")) == ["2"]
+
+
+def test_an_expression_that_is_none(broker: PopBroker) -> None:
+    answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(exp="a > ", exp_type="SQL92"))
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_the_new_names_of_retry_topics(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, enable_retry_topic_v2=True)
+    broker.send("a")
+    broker.pop()
+    broker.passes(LATER_MS)
+    assert f"%RETRY%{GROUP}+{TOPIC}" in broker.topics
+    (again,) = broker.pop()
+    assert (again.body, again.handle.kind) == ("a", "2")
+    assert broker.ack(again).code == 0
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+    broker.store.close()
+
+
+def test_the_actual_retry_topic(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, pop_response_return_actual_retry_topic=True)
+    broker.send("a")
+    broker.pop()
+    broker.passes(LATER_MS)
+    (again,) = broker.pop()
+    assert (again.message.topic, again.handle.kind) == (RETRY, "1")
+    assert broker.ack(again).code == 0
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+    broker.store.close()
+
+
+def test_a_retry_queue_for_each_queue(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, use_separate_retry_queue=True)
+    broker.topics.put(TopicConfig(TOPIC, read_queue_nums=3, write_queue_nums=3))
+    broker.send("a", queue_id=2)
+    broker.pop()
+    broker.passes(LATER_MS)
+    (copy,) = stored(broker, RETRY, 2)
+    assert copy.body == b"a"
+    broker.store.close()
+
+
+def test_an_operators_reset(broker: PopBroker) -> None:
+    broker.send("a", "b")
+    assert len(broker.pop()) == 2
+    broker.offsets.reset(GROUP, TOPIC, 0, 1)
+    assert bodies(broker.pop()) == ["b"]
+
+
+def test_where_a_new_group_begins(broker: PopBroker) -> None:
+    broker.send("a", "b", "c")
+    assert bodies(broker.pop(consumer_group="first", init_mode=pop.FROM_MIN)) == ["a", "b", "c"]
+    assert bodies(broker.pop(consumer_group="fresh", init_mode=pop.FROM_MAX)) == ["a", "b", "c"]
+    broker.config.init_pop_offset_by_check_msg_in_mem = False
+    assert bodies(broker.pop(consumer_group="last", init_mode=pop.FROM_MAX)) == ["c"]
+
+
+def test_a_topic_that_is_gone_is_not_revived(broker: PopBroker) -> None:
+    broker.send("a")
+    broker.pop()
+    broker.topics.delete(TOPIC)
+    broker.passes(LATER_MS)
+    assert RETRY not in broker.topics
+
+
+# Bad input.
+
+
+def test_requests_that_are_refused(broker: PopBroker) -> None:
+    def code(**more: object) -> int:
+        return broker.ask(RequestCode.POP_MESSAGE, broker.header(**more)).code
+
+    assert code(max_msg_nums=33) == ResponseCode.INVALID_PARAMETER
+    assert code(topic="nowhere") == ResponseCode.TOPIC_NOT_EXIST
+    assert code(queue_id=1) == ResponseCode.INVALID_PARAMETER
+    assert code(born_time=START_MS - 1_000, poll_time=400) == ResponseCode.POLLING_TIMEOUT
+    broker.config.broker_permission = 2
+    assert code() == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"extra_info": "forged"}, ResponseCode.SYSTEM_ERROR),
+        ({"extra_info": "0 1 2 x 0 broker-a 0 0"}, ResponseCode.SYSTEM_ERROR),
+        ({"extra_info": "0 1 2 8 0 broker-a 0 0"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"extra_info": "0 1 2 -1 0 broker-a 0 0"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"extra_info": "0 1 2 0 0 broker-b 0 0"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"offset": 99}, ResponseCode.NO_MESSAGE),
+        ({"queue_id": 7}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"topic": "nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"lite_topic": "lite"}, ResponseCode.INVALID_PARAMETER),
+    ],
+)
+def test_forged_acknowledgements_lose_nothing(broker: PopBroker, change: dict[str, object], code: int) -> None:
+    broker.send("a")
+    (a,) = broker.pop()
+    fields = {"consumer_group": GROUP, "topic": TOPIC, "queue_id": 0, "extra_info": a.handle.encode(), "offset": 0}
+    answer = broker.ask(RequestCode.ACK_MESSAGE, pop.AckMessage(**(fields | change)))  # type: ignore[arg-type]
+    assert answer.code == code
+    assert answer.remark
+    changed = pop.ChangeInvisibleTime(**(fields | change), invisible_time=1)  # type: ignore[arg-type]
+    assert broker.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, changed).code in (code, 0)
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop()) == ["a"]
+
+
+def test_a_handle_of_another_pop_or_group_does_nothing(broker: PopBroker) -> None:
+    broker.send("a")
+    (a,) = broker.pop()
+    stale = Popped(a.message, pop.ReceiptHandle(0, START_MS - 5, 60_000, a.handle.revive_queue, "0", "broker-a", 0, 0))
+    assert broker.ack(stale).code == 0
+    assert broker.ack(a, group="others").code == 0
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop()) == ["a"]
+
+
+def test_a_batch_with_something_forged_counts_for_the_rest(broker: PopBroker) -> None:
+    broker.send("a")
+    (a,) = broker.pop()
+    good = pop.BatchAck.of(TOPIC, GROUP, [a.handle])
+    bad = pop.BatchAck("AQ==", GROUP, 1, 1, 0, "7", 0, 0, TOPIC)
+    body = encode_body(pop.BatchAckMessage([bad, *good], "broker-a"))
+    assert broker.ask(RequestCode.BATCH_ACK_MESSAGE, None, body).code == ResponseCode.SYSTEM_ERROR
+    broker.passes(LATER_MS)
+    assert broker.pop() == []
+
+
+# Waiting.
+
+
+def test_a_pop_waits_for_a_message(broker: PopBroker) -> None:
+    async def main() -> None:
+        header = broker.header(poll_time=10_000)
+        waiting = [asyncio.create_task(broker.ask_and_wait(RequestCode.POP_MESSAGE, header)) for _ in range(2)]
+        await turns()
+        info = pop.PollingInfo(GROUP, TOPIC, -1)
+        assert broker.ask(RequestCode.POLLING_INFO, info).fields == {"pollingNum": "2"}
+        broker.send("a")
+        assert bodies(popped(await waiting[0])) == ["a"]
+        assert not waiting[1].done()
+        broker.now_ms += 10_000
+        broker.popping.close()
+        assert (await waiting[1]).code == ResponseCode.POLLING_TIMEOUT
+
+    asyncio.run(main())
+
+
+def test_one_arrival_wakes_one_and_what_is_left_the_next(broker: PopBroker) -> None:
+    async def main() -> None:
+        header = broker.header(poll_time=10_000, max_msg_nums=1)
+        waiting = [asyncio.create_task(broker.ask_and_wait(RequestCode.POP_MESSAGE, header)) for _ in range(3)]
+        await turns()
+        broker.send("a", "b", "c")
+        answers = await asyncio.gather(*waiting)
+        assert sorted(body for answer in answers for body in bodies(popped(answer))) == ["a", "b", "c"]
+
+    asyncio.run(main())
+
+
+def test_a_revived_message_wakes_too(broker: PopBroker) -> None:
+    async def main() -> None:
+        broker.send("a")
+        broker.pop()
+        waiting = asyncio.create_task(
+            broker.ask_and_wait(RequestCode.POP_MESSAGE, broker.header(poll_time=100_000, exp="other", exp_type="TAG"))
+        )
+        for_all = asyncio.create_task(broker.ask_and_wait(RequestCode.POP_MESSAGE, broker.header(poll_time=100_000)))
+        await turns()
+        broker.passes(LATER_MS)
+        await turns()
+        broker.send("b")
+        assert bodies(popped(await for_all))[0] in ("a", "b")
+        waiting.cancel()
+
+    asyncio.run(main())
+
+
+def test_no_more_wait_than_there_is_room_for(broker: PopBroker) -> None:
+    async def main() -> None:
+        broker.config.max_pop_polling_size = 1
+        header = broker.header(poll_time=10_000)
+        waiting = asyncio.create_task(broker.ask_and_wait(RequestCode.POP_MESSAGE, header))
+        await turns()
+        assert broker.ask(RequestCode.POP_MESSAGE, header).code == ResponseCode.POLLING_FULL
+        waiting.cancel()
+        await turns()
+        assert broker.ask(RequestCode.POLLING_INFO, pop.PollingInfo(GROUP, TOPIC, -1)).fields["pollingNum"] == "0"
+
+    asyncio.run(main())
+
+
+def test_notification(broker: PopBroker) -> None:
+    async def main() -> None:
+        header = pop.Notification(GROUP, TOPIC, -1, 10_000, 0)
+        waiting = asyncio.create_task(broker.ask_and_wait(RequestCode.NOTIFICATION, header))
+        await turns()
+        assert not waiting.done()
+        broker.send("a")
+        assert (await waiting).fields == {"hasMsg": "true", "pollingFull": "false"}
+        assert broker.ask(RequestCode.NOTIFICATION, header).fields["hasMsg"] == "true"
+        broker.pop()
+        at_once = pop.Notification(GROUP, TOPIC, -1, 0, 0)
+        assert broker.ask(RequestCode.NOTIFICATION, at_once).fields["hasMsg"] == "false"
+
+    asyncio.run(main())
+
+
+def test_peek_takes_nothing(broker: PopBroker) -> None:
+    broker.send("a", "b")
+    header = pop.PeekMessage(TOPIC, -1, 1, GROUP)
+    for _ in range(2):
+        answer = broker.ask(RequestCode.PEEK_MESSAGE, header)
+        assert decode_record(answer.body).body == b"a"
+        assert answer.fields["restNum"] == "2"
+    assert len(broker.pop()) == 2
+    assert broker.ask(RequestCode.PEEK_MESSAGE, header).code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_ten_thousand_pops_in_flight_are_not_in_memory(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path)
+    broker.send(*("x" for _ in range(2_000)))
+    taken = [broker.pop(max_msg_nums=1, invisible_time=600_000)[0] for _ in range(2_000)]
+    assert broker.popping._revive.pending_count == 0
+    for each in taken[::2]:
+        broker.ack(each)
+    broker.passes(602_000)
+    assert broker.popping._revive.pending_count == 0
+    again = 0
+    while found := broker.pop():
+        again += len(found)
+    assert again == 1_000
+    broker.store.close()
