@@ -1,0 +1,94 @@
+"""POP consumption with a whole broker: real timers, both header encodings, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from broker.live import Live, live_broker
+from broker.pop_broker import Popped, popped
+from skylark.wire import pop
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Encoding
+
+TOPIC, GROUP = "orders", "workers"
+
+
+async def take(live: Live, **more: object) -> list[Popped]:
+    fields: dict[str, object] = {
+        "consumerGroup": GROUP,
+        "topic": TOPIC,
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 10_000,
+        "bornTime": 0,
+        "initMode": pop.FROM_MIN,
+    }
+    answer = await live.ask(RequestCode.POP_MESSAGE, encoding=Encoding.JSON, **(fields | more))
+    assert answer.code in (0, ResponseCode.POLLING_TIMEOUT), answer.remark
+    return popped(answer)
+
+
+async def acknowledge(live: Live, taken: Popped) -> None:
+    handle = taken.handle
+    answer = await live.ask(
+        RequestCode.ACK_MESSAGE,
+        encoding=Encoding.JSON,
+        consumerGroup=GROUP,
+        topic=pop.real_topic(TOPIC, GROUP, handle.kind),
+        queueId=handle.queue_id,
+        extraInfo=handle.encode(),
+        offset=handle.offset,
+    )
+    assert answer.code == 0, answer.remark
+
+
+def test_what_is_not_acknowledged_comes_back_by_the_clock(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with live_broker(tmp_path, reviveInterval=50) as live:
+            await live.send(TOPIC, b"a")
+            await live.send(TOPIC, b"b")
+            taken = []
+            while len(taken) < 2:
+                taken += await take(live, invisibleTime=1_000)
+            await acknowledge(live, next(each for each in taken if each.body == "a"))
+            (again,) = await take(live)
+            assert (again.body, again.message.reconsume_times) == ("b", 1)
+            await acknowledge(live, again)
+
+    asyncio.run(main())
+
+
+def test_a_pop_survives_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with live_broker(tmp_path, reviveInterval=50) as live:
+            for body in (b"a", b"b"):
+                await live.send(TOPIC, body)
+            taken = await take(live, invisibleTime=3_000)
+            while len(taken) < 2:
+                taken += await take(live, invisibleTime=3_000)
+            await acknowledge(live, taken[0])
+        async with live_broker(tmp_path, reviveInterval=50) as live:
+            (again,) = await take(live)
+            assert again.body == taken[1].body
+
+    asyncio.run(main())
+
+
+def test_binary_headers_cut_the_codes_off(tmp_path: Path) -> None:
+    """A Java client can be set to write binary headers, and its codes lose their upper bits then."""
+
+    async def main() -> None:
+        async with live_broker(tmp_path) as live:
+            await live.send(TOPIC, b"a")
+            answer = await live.ask(
+                RequestCode.POLLING_INFO & 0xFFFF,
+                encoding=Encoding.BINARY,
+                consumerGroup=GROUP,
+                topic=TOPIC,
+                queueId=-1,
+            )
+            assert (answer.code, answer.fields) == (0, {"pollingNum": "0"})
+
+    asyncio.run(main())
