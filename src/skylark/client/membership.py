@@ -42,7 +42,6 @@ from skylark.wire.bodies import (
 
 log = logging.getLogger(__name__)
 
-DEFAULT_RECONSUME_TIMES: Final = 16
 _CLIENT_VERSION: Final = "V5_5_0"
 _UNBALANCED_WAIT_S: Final = 1.0
 _MAX_HASTY_TRIES: Final = 60
@@ -76,12 +75,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hooks: tuple[ConsumeHook, ...]
     queues_changed: QueuesChanged | None
     offsets_directory: Path | None
-
-    @property
-    def reconsume_limit(self) -> int:
-        if self.max_reconsume_times is not None:
-            return self.max_reconsume_times
-        return NEVER if self.is_orderly else DEFAULT_RECONSUME_TIMES
 
 
 class Membership:
@@ -148,7 +141,7 @@ class Membership:
         options = self._options
         returns = None
         if not options.is_broadcasting:
-            returns = Returns(self._session, self._group, options.reconsume_limit, now_ms)
+            returns = Returns(self._session, self._group, options.max_reconsume_times, now_ms)
         if options.is_orderly:
             return OrderlyConsumption(
                 self._listening,
@@ -160,7 +153,7 @@ class Membership:
                 now_ms=now_ms,
                 concurrency=options.concurrency,
                 suspend_s=options.suspend_s,
-                max_reconsume_times=options.reconsume_limit,
+                max_reconsume_times=NEVER if options.max_reconsume_times is None else options.max_reconsume_times,
                 relock=self._relock if self._has_locks else None,
             )
         return ConcurrentConsumption(

@@ -76,8 +76,8 @@ class PushConsumer:
         - `from_where`: where a group starts that has no offset yet: "last", "first", or a time (datetime, or epoch
           milliseconds).
         - `concurrency`: how many calls of the listener may run at once.
-        - `max_reconsume_times`: after so many failed tries a message becomes a dead letter; None stands for 16, and
-          for no limit when `orderly`.
+        - `max_reconsume_times`: after so many failed tries a message becomes a dead letter; None stands for the group's
+          setting at the broker, 16 if nobody changed it, and for no limit when `orderly`.
         - `consume_timeout_s`: a message that takes longer is given back for another try.
         - `suspend_s`: how long an orderly queue pauses before it tries a message again.
         - `limits`: how much of each queue may wait in memory.

@@ -51,7 +51,10 @@ _STORED: Final = frozenset(
 class Returns:
     """The way back for the messages of one group."""
 
-    def __init__(self, session: Session, group: str, max_reconsume_times: int, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, session: Session, group: str, max_reconsume_times: int | None, now_ms: Callable[[], int]
+    ) -> None:
+        """Without a limit of the consumer's own, the group's setting at the broker decides when a message is dead."""
         self._session = session
         self._group = group
         self._max_times = max_reconsume_times

@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
+from skylark.client import stacks
 from skylark.client.dialogue import Dialogue
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message
@@ -476,8 +477,11 @@ class Session:
         return request.reply(body=encode_body(ConsumerStatus(message_queue_table=table)))
 
     def _tell_running_info(self, request: Frame, _: Connection) -> Frame:
-        member = self._member(decode_header(GetConsumerRunningInfo, request).consumer_group)
-        return request.reply(body=fastjson.dumps(member.running_info()))
+        header = decode_header(GetConsumerRunningInfo, request)
+        info = dict(self._member(header.consumer_group).running_info())
+        if header.jstack_enable:
+            info["jstack"] = stacks.dump()
+        return request.reply(body=fastjson.dumps(info))
 
     async def _consume_directly(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(ConsumeMessageDirectlyResult, request)
