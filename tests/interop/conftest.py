@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from drivers import Driver, Session, java_driver
+from mqadmin import Admin
 from servers import ROOT, SERVERS, Server
 
 
@@ -70,6 +71,14 @@ def java_latest(java_parts: None, tmp_path_factory: pytest.TempPathFactory) -> I
     """Apache's Java client 5.5.0, for tests that are about the server and need no second version."""
     driver = java_driver("5.5.0", tmp_path_factory.mktemp("java-latest"))
     yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module")
+def admin(java_parts: None, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    """Apache's mqadmin."""
+    driver = java_driver("5.5.0", tmp_path_factory.mktemp("mqadmin"), "skylark.AdminDriver")
+    yield Admin(driver, server)
     driver.close()
 
 

@@ -45,6 +45,7 @@ class Driver:
         with log.open("ab") as errors:
             self._child = subprocess.Popen(
                 command,
+                cwd=log.parent,  # some commands of mqadmin write files where they are
                 env=clean_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -5,27 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from drivers import Driver, Event, Session, bodies, java_driver, numbered
+from drivers import Driver, Event, Session, bodies, numbered
+from mqadmin import Admin, columns, make_topic, value
 from servers import Server
-
-Admin = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def admin(java_parts: None, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    """Runs one command of mqadmin with the name server's address; gives what it printed."""
-    driver = java_driver("5.5.0", tmp_path_factory.mktemp("mqadmin"), "skylark.AdminDriver")
-
-    def run(*command: str) -> str:
-        output: str = driver.call("admin", args="\n".join([*command, "-n", server.namesrv_addr]))["output"]
-        assert "\tat " not in output, output  # a stack trace
-        return output
-
-    yield run
-    driver.close()
 
 
 @pytest.fixture
@@ -35,27 +20,11 @@ def session(java_latest: Driver, server: Server) -> Iterator[Session]:
     session.close()
 
 
-def columns(output: str) -> list[list[str]]:
-    """The words of each line that is not a heading."""
-    return [line.split() for line in output.splitlines() if line.strip() and not line.startswith("#")]
-
-
-def value(output: str, name: str) -> str:
-    """The rest of the line `name: rest` or `name = rest`."""
-    found = re.search(rf"^{re.escape(name)}\s*[:=]\s*(.*?)\s*$", output, re.MULTILINE)
-    assert found is not None, f"{name} is not in:\n{output}"
-    return found[1]
-
-
 def route_of(admin: Admin, topic: str) -> Event:
     """The route as the command prints it: JSON, but for the bare numbers that are keys."""
     text = admin("topicRoute", "-t", topic)
     route: Event = json.loads(re.sub(r"^(\s*)(\d+):", r'\1"\2":', text, flags=re.MULTILINE))
     return route
-
-
-def make_topic(admin: Admin, server: Server, topic: str, queues: int = 4) -> str:
-    return admin("updateTopic", "-b", server.broker_addr, "-t", topic, "-r", str(queues), "-w", str(queues))
 
 
 def test_update_topic_on_a_broker(admin: Admin, server: Server, topic: str) -> None:

@@ -7,8 +7,8 @@ the form of Apache's: a head line a thread or task, then a line a call, the inne
     listener of orders_0                    shop.orders.handle(orders.py:42)
     listener of orders_0                    threading.Thread.run(threading.py:982)
 
-A task that waits shows the whole chain of coroutines that wait for each other; the task that runs is in the stack of its
-thread.
+A task that waits shows the whole chain of coroutines that wait for each other; the task that runs is in the stack of
+its thread.
 """
 
 from __future__ import annotations
