@@ -16,6 +16,7 @@ from skylark.broker import topics as module
 from skylark.broker.attributes import TOPIC_ATTRIBUTES, BadAttribute, alter, parse_changes
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
+from skylark.broker.static_topics import StaticTopics
 from skylark.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topics, handlers, validate_topic
 from skylark.net.connection import Connection, RequestFailed
 from skylark.wire import fastjson
@@ -49,7 +50,8 @@ class Bench:
         self.offsets = Offsets(directory)
         self.deleted: list[str] = []
         self.published_topics: list[int] = []
-        self.serve = handlers(self.topics, self.offsets, self.deleted.append, self.published)
+        self.static_topics = StaticTopics(directory, "broker-a", lambda: 1_700_000_000_000)
+        self.serve = handlers(self.topics, self.offsets, self.deleted.append, self.published, self.static_topics)
 
     async def published(self) -> None:
         self.published_topics.append(len(self.topics))

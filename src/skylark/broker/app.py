@@ -21,6 +21,8 @@ from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
 from skylark.broker.groups import Groups
 from skylark.broker.locks import Locks
+from skylark.broker.logical_queues import LogicalQueues
+from skylark.broker.neighbours import Neighbours
 from skylark.broker.offsets import Offsets
 from skylark.broker.popping import Popping
 from skylark.broker.pull import Pulls
@@ -30,6 +32,7 @@ from skylark.broker.registration import Registration
 from skylark.broker.replies import Replies
 from skylark.broker.retry import Retries
 from skylark.broker.send import Sends
+from skylark.broker.static_topics import StaticTopics
 from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
@@ -97,6 +100,7 @@ class Broker:
         self._arrivals.close()
         self._popping.close()
         self._assignments.close()
+        self._neighbours.close()
         await self._server.stop()
         self._store.flush()
         self._save_tables()
@@ -109,6 +113,8 @@ class Broker:
         tables = config_directory(root)
         tables.mkdir(parents=True, exist_ok=True)
         self._topics = Topics(tables, config, clock)
+        self._static_topics = StaticTopics(tables, config.broker_name, clock)
+        self._neighbours = Neighbours(config)
         self._groups = Groups(tables, config, clock)
         self._offsets = Offsets(tables)
         self._clients = Clients(self._topics, self._groups, config)
@@ -126,10 +132,10 @@ class Broker:
         self._assignments = Assignments(config, self._topics, self._groups, self._clients, tables, steady_clock_ms)
         self._address = _join(config.broker_ip1, port)
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
-        self._registration = Registration(config, self._topics, self._address, ha_address)
+        self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
         self._topics.on_change = self._registration.topics_changed
         self._server = Server(
-            with_short_codes(self._handlers()),
+            with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers())),
             closed=self._clients.closed,
             idle_s=config.server_channel_max_idle_time_seconds,
         )
@@ -151,7 +157,7 @@ class Broker:
             ).handlers(),
             **self._popping.handlers(),
             **self._assignments.handlers(),
-            **topics.handlers(self._topics, self._offsets, self._forget_topic, published),
+            **topics.handlers(self._topics, self._offsets, self._forget_topic, published, self._static_topics),
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, store, self._topics, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),
@@ -206,7 +212,14 @@ class Broker:
 
     def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
-        for save in (self._save_offsets, self._topics.save, self._groups.save, self._save_delayed, self._timers.save):
+        for save in (
+            self._save_offsets,
+            self._topics.save,
+            self._static_topics.save,
+            self._groups.save,
+            self._save_delayed,
+            self._timers.save,
+        ):
             try:
                 save()
             except OSError as e:

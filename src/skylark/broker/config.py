@@ -76,6 +76,7 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     register_name_server_period: Annotated[int, Meta(ge=1000, le=60_000)] = 30_000
     register_broker_timeout_mills: Millis = 24_000
     force_register: bool = True
+    forward_timeout: Millis = 3_000
     region_id: Word = "DefaultRegion"
     trace_on: bool = True
 

@@ -11,6 +11,7 @@ import logging
 from zlib import crc32
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.static_topics import StaticTopics
 from skylark.broker.topics import Topics
 from skylark.net.pool import Pool
 from skylark.wire.bodies import BadBody, decode_body, encode_body
@@ -26,9 +27,12 @@ log = logging.getLogger(__name__)
 class Registration:
     """The broker's side of the name servers' routes."""
 
-    def __init__(self, config: BrokerConfig, topics: Topics, address: str, ha_address: str) -> None:
+    def __init__(
+        self, config: BrokerConfig, topics: Topics, address: str, ha_address: str, static_topics: StaticTopics
+    ) -> None:
         self._config = config
         self._topics = topics
+        self._static_topics = static_topics
         self._address = address
         self._ha_address = ha_address
         self._pool = Pool()
@@ -116,7 +120,11 @@ class Registration:
             }
         return RegisterBrokerBody(
             topic_config_serialize_wrapper=TopicConfigWrapper(
-                topic_config_table=topics, data_version=self._topics.data_version
+                topic_config_table=topics,
+                data_version=self._topics.data_version,
+                topic_queue_mapping_info_map={
+                    name: detail.info() for name, detail in self._static_topics.all().items()
+                },
             )
         )
 

@@ -26,12 +26,14 @@ from skylark.broker.attributes import (
 )
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
+from skylark.broker.static_topics import BadMapping, StaticTopics
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.tables import TopicTable, load, save
 from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig, decode_header
+from skylark.wire.mapping import MappedTopicConfig, MappingDetail
 from skylark.wire.tables import PERM_INHERIT, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
 
 __all__ = ["PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topics", "handlers", "validate_topic"]
@@ -256,12 +258,12 @@ class Topics:
 
 
 class _AllTopics(msgspec.Struct, rename="camel"):
-    """The answer to GET_ALL_TOPIC_CONFIG. The mappings belong to static topics, of which there are none."""
+    """The answer to GET_ALL_TOPIC_CONFIG."""
 
     data_version: DataVersion
     topic_config_table: dict[str, TopicConfig]
     mapping_data_version: DataVersion
-    topic_queue_mapping_detail_map: dict[str, str] = {}
+    topic_queue_mapping_detail_map: dict[str, MappingDetail]
     topic_queue_mapping_info_map: dict[str, str] = {}
 
 
@@ -270,12 +272,14 @@ def handlers(
     offsets: Offsets,
     delete_queues: Callable[[str], None],
     published: Callable[[], Awaitable[None]],
+    static_topics: StaticTopics,
 ) -> dict[int, Handler]:
     """`delete_queues(topic)` lets the store forget the queues of a topic; `published()` waits for the name servers."""
-    requests = _TopicRequests(topics, offsets, delete_queues, published)
+    requests = _TopicRequests(topics, offsets, delete_queues, published, static_topics)
     return {
         RequestCode.UPDATE_AND_CREATE_TOPIC: requests.update,
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: requests.update_list,
+        RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: requests.update_static,
         RequestCode.DELETE_TOPIC_IN_BROKER: requests.delete,
         RequestCode.GET_ALL_TOPIC_CONFIG: requests.get_all,
         RequestCode.GET_TOPIC_CONFIG: requests.get,
@@ -290,8 +294,10 @@ class _TopicRequests:
         offsets: Offsets,
         delete_queues: Callable[[str], None],
         published: Callable[[], Awaitable[None]],
+        static_topics: StaticTopics,
     ) -> None:
         self._topics = topics
+        self._static_topics = static_topics
         self._offsets = offsets
         self._delete_queues = delete_queues
         self._published = published
@@ -328,6 +334,27 @@ class _TopicRequests:
             self._topics.put(*[self._with_attributes(topic) for topic in changed])
         return self._when_published(request)
 
+    def update_static(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
+        """A topic, and what of its logical queues this broker has."""
+        header = decode_header(CreateTopic, request)
+        detail = decode_body(MappingDetail, request.body)
+        log.info("%r creates or changes static topic %s", connection, header.topic)
+        topic = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+        )
+        self._check(topic)
+        try:
+            self._static_topics.update(header.topic, detail, force=header.force)
+        except BadMapping as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
+        self._topics.put(self._with_attributes(topic))
+        return self._when_published(request)
+
     def delete(self, request: Frame, connection: Connection) -> Frame:
         name = decode_header(DeleteTopic, request).topic
         log.info("%r deletes topic %s", connection, name)
@@ -349,15 +376,20 @@ class _TopicRequests:
             table = self._topics.page(known, max(0, header.topic_seq), max(0, count))
         else:  # clients before 5.3 know no pages
             table = {topic.topic_name: topic for topic in self._topics.all()}
-        body = encode_body(_AllTopics(version, table, DataVersion(timestamp_ms=version.timestamp_ms)))
+        mappings = self._static_topics.table
+        details = {name: detail for name, detail in self._static_topics.all().items() if name in table}
+        body = encode_body(_AllTopics(version, table, mappings.data_version, details))
         return request.reply(fields={"totalTopicNum": str(len(self._topics))}, body=body)
 
     def get(self, request: Frame, _: Connection) -> Frame:
-        name = decode_header(GetTopicConfig, request).topic
-        topic = self._topics.get(name)
+        header = decode_header(GetTopicConfig, request)
+        topic = self._topics.get(header.topic)
         if topic is None:
-            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        return request.reply(body=encode_body(topic))
+            raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
+        detail = self._static_topics.get(header.topic) if header.lo else None
+        return request.reply(
+            body=encode_body(MappedTopicConfig(**msgspec.structs.asdict(topic), mapping_detail=detail))
+        )
 
     def system_topics(self, request: Frame, _: Connection) -> Frame:
         return request.reply(body=encode_body(TopicList(topic_list=sorted(self._topics.system_topics))))
@@ -410,4 +442,5 @@ class _TopicRequests:
     def _delete(self, name: str) -> None:
         self._topics.delete(name)
         self._offsets.remove_topic(name)
+        self._static_topics.delete(name)
         self._delete_queues(name)

@@ -38,6 +38,7 @@ _STATUSES: Final = {
 }
 # Where there is no other broker, a little time may help: a broker restarts, or gets out of breath.
 _BACKOFF_S: Final = 0.1
+_MAX_MOVES: Final = 3
 
 
 class Courier:
@@ -91,7 +92,8 @@ class Courier:
             queue = sending.queue
             if queue is None:
                 queue = sending.queue = self._choose(route, None)
-            addresses = route.brokers.get(queue.broker_name)
+            sending.broker = route.broker_of(queue) if route.leaders else queue.broker_name
+            addresses = route.brokers.get(sending.broker)
             if addresses and MASTER_ID in addresses:
                 connection = self._session.ready_connection(addresses[MASTER_ID])
         sending.future = self._loop.create_future()
@@ -118,7 +120,7 @@ class Courier:
             except (TimeoutError, ConnectionError) as e:
                 error = _as_ours(e, sending)
                 if self._faults is not None and sending.queue is not None:
-                    self._faults.failed(sending.queue.broker_name, self._loop.time() * 1000)
+                    self._faults.failed(sending.broker, self._loop.time() * 1000)
                 self.after(sending, None, error)
                 if not self._may_retry(sending):
                     self._finish(sending, None, error)
@@ -136,8 +138,9 @@ class Courier:
         queue = sending.queue
         if queue is None or (sending.tried and not sending.is_bound):
             queue = sending.queue = self._choose(route, sending.tried[-1] if sending.tried else None)
-        sending.tried.append(queue.broker_name)
-        address = self._session.broker_address(queue.broker_name)
+        sending.broker = route.broker_of(queue)
+        sending.tried.append(sending.broker)
+        address = self._session.broker_address(sending.broker)
         connection = self._session.ready_connection(address)
         if connection is None:
             patience_s = sending.deadline_s - self._loop.time()
@@ -197,32 +200,34 @@ class Courier:
             status = _STATUSES.get(answer.code)
             if self._faults is not None:
                 now_s = self._loop.time()
-                self._faults.answered(queue.broker_name, (now_s - sending.started_s) * 1000, now_s * 1000)
+                self._faults.answered(sending.broker, (now_s - sending.started_s) * 1000, now_s * 1000)
             if status is not None:
                 try:
                     receipt = _read_receipt(answer, status, sending, self._session.namespace.unwrap_queue(queue))
                 except (KeyError, ValueError) as e:
-                    error = BrokerError(answer.code, f"the answer to a send can't be read: {e!r}", queue.broker_name)
+                    error = BrokerError(answer.code, f"the answer to a send can't be read: {e!r}", sending.broker)
                     self._failed(sending, error, can_retry=False)
                     return
                 self.after(sending, receipt, None)
                 if status is not SendStatus.OK and self._retry_not_stored and self._may_retry(sending):
-                    self._retry(sending, NotReachable(f"{queue.broker_name} did not store it safely: {status}"))
+                    self._retry(sending, NotReachable(f"{sending.broker} did not store it safely: {status}"))
                 else:
                     self._finish(sending, receipt, None)
                 return
+            has_moved = answer.code == ResponseCode.NOT_LEADER_FOR_QUEUE and len(sending.tried) < _MAX_MOVES
+            if has_moved:
+                sending.attempts_left += 1  # nothing was stored, and the queue that it is bound to is elsewhere now
             self._failed(
                 sending,
-                BrokerError(answer.code, answer.remark, queue.broker_name),
-                can_retry=answer.code in self._retry_codes,
+                BrokerError(answer.code, answer.remark, sending.broker),
+                can_retry=has_moved or answer.code in self._retry_codes,
             )
         else:
             self._failed(sending, NotReachable(str(answer)), can_retry=True)
 
     def _failed(self, sending: Sending, error: RocketMQError, *, can_retry: bool) -> None:
-        assert sending.queue is not None
         if self._faults is not None:
-            self._faults.failed(sending.queue.broker_name, self._loop.time() * 1000)
+            self._faults.failed(sending.broker, self._loop.time() * 1000)
         self.after(sending, None, error)
         if can_retry and self._may_retry(sending):
             self._retry(sending, error)
@@ -236,9 +241,8 @@ class Courier:
         return True
 
     def _retry(self, sending: Sending, error: RocketMQError) -> None:
-        assert sending.queue is not None
         if not sending.tried:
-            sending.tried.append(sending.queue.broker_name)
+            sending.tried.append(sending.broker)
         self._spawn(self._travel(sending, error))
 
     async def _recover(self, sending: Sending, error: RocketMQError) -> None:
@@ -247,7 +251,8 @@ class Courier:
         failed = sending.tried[-1] if sending.tried else None
         refresh = self._loop.create_task(self._refresh(sending.topic))
         self._keep(refresh)
-        if route is None or all(queue.broker_name == failed for queue in route.write_queues):
+        has_moved = isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
+        if route is None or has_moved or all(route.broker_of(queue) == failed for queue in route.write_queues):
             await asyncio.shield(refresh)
             await asyncio.sleep(_BACKOFF_S * len(sending.tried))
         log.debug("message %s goes to another broker: %s", sending.msg_id, error)
@@ -281,13 +286,13 @@ class Courier:
             turn = random.randrange(1 << 16)
         self._turns[route.topic] = turn + 1
         chosen = queues[turn % count]
-        if self._faults is None and chosen.broker_name != failed:
+        if self._faults is None and route.broker_of(chosen) != failed:
             return chosen
         in_turn = [queues[(turn + step) % count] for step in range(count)]
-        others = [queue for queue in in_turn if queue.broker_name != failed]
+        others = [queue for queue in in_turn if route.broker_of(queue) != failed]
         if self._faults is not None:
             now_ms = self._loop.time() * 1000
-            quick = [queue for queue in others if self._faults.is_available(queue.broker_name, now_ms)]
+            quick = [queue for queue in others if self._faults.is_available(route.broker_of(queue), now_ms)]
             others = quick or others
         return others[0] if others else chosen
 
@@ -322,7 +327,7 @@ class Courier:
             sending.connection.forget(sending.opaque)
             drop_if_silent(sending.connection, sending.started_s, now_s)
             waited_s = now_s - sending.started_s
-            error = RequestTimeout(f"no answer from {sending.queue.broker_name} within {waited_s:.3g} s")
+            error = RequestTimeout(f"no answer from {sending.broker} within {waited_s:.3g} s")
             self._failed(sending, error, can_retry=True)
         if self._flying and self._timer is None:
             self._set_timer(min(sending.until_s for sending in self._flying))

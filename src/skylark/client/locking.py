@@ -31,14 +31,16 @@ class QueueLocks:
 
     async def lock(self, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """The queues that are locked for this member now, and those whose broker did not answer."""
-        answers = await asyncio.gather(*(self._lock(broker, group) for broker, group in _by_broker(queues).items()))
+        answers = await asyncio.gather(
+            *(self._lock(broker, group) for broker, group in self._by_broker(queues).items())
+        )
         locked = {queue for answer in answers if isinstance(answer, set) for queue in answer}
         unknown = {queue for answer in answers if isinstance(answer, list) for queue in answer}
         return locked, unknown
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Gives locks back. If a broker does not hear it, they expire."""
-        await asyncio.gather(*(self._unlock(broker, group) for broker, group in _by_broker(queues).items()))
+        await asyncio.gather(*(self._unlock(broker, group) for broker, group in self._by_broker(queues).items()))
 
     async def _lock(self, broker: str, queues: list[MessageQueue]) -> set[MessageQueue] | list[MessageQueue]:
         """Locked queues as a set; all queues as a list when it is not known whether they are."""
@@ -66,9 +68,8 @@ class QueueLocks:
             raise BrokerError(answer.code, answer.remark, broker)
         return answer
 
-
-def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    groups: dict[str, list[MessageQueue]] = {}
-    for queue in queues:
-        groups.setdefault(queue.broker_name, []).append(queue)
-    return groups
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+        groups: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            groups.setdefault(self._session.routes.broker_of(queue), []).append(queue)
+        return groups

@@ -102,7 +102,7 @@ class RemoteOffsets(_Memory):
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         header = QueryConsumerOffset(self._group, queue.topic, queue.queue_id, False if is_strict else None)
         request = Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header))
-        answer = await self._session.ask_broker(queue.broker_name, request, self._timeout_s)
+        answer = await self._session.ask_queue(queue, request, self._timeout_s)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return UNKNOWN
         if answer.code != ResponseCode.SUCCESS:
@@ -121,7 +121,7 @@ class RemoteOffsets(_Memory):
         request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
         broker = queue.broker_name
         try:
-            answer = await self._session.ask_broker(broker, request, self._timeout_s)
+            answer = await self._session.ask_queue(queue, request, self._timeout_s)
             if answer.code != ResponseCode.SUCCESS:
                 raise BrokerError(answer.code, answer.remark, broker)
         except RocketMQError as e:

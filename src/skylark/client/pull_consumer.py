@@ -188,11 +188,11 @@ class PullConsumer:
 
     async def _ask(self, queue: MessageQueue, request: Frame) -> Frame:
         await self._check_route(queue)
-        return await self._session.ask_broker(queue.broker_name, request, self._timeout_s)
+        return await self._session.ask_queue(queue, request, self._timeout_s)
 
     async def _check_route(self, queue: MessageQueue) -> None:
         self._check_started()
-        if queue.broker_name not in self._session.routes.brokers:
+        if self._session.routes.broker_of(queue) not in self._session.routes.brokers:
             await self._session.routes.get(queue.topic, refresh=True)
 
     def _check_started(self) -> None:

@@ -191,7 +191,7 @@ async def pull(
         expression_type=subscription.expression_type,
     )
     request = Frame(RequestCode.PULL_MESSAGE, encode_header(header))
-    answer = await session.ask_broker(queue.broker_name, request, timeout_s, broker_id=broker_id)
+    answer = await session.ask_queue(queue, request, timeout_s, broker_id=broker_id)
     return read_answer(answer, queue, subscription, offset)
 
 
@@ -222,6 +222,7 @@ def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscript
     delta = int(answer.fields.get("offsetDelta", 0))
     for message, reason in read_messages(answer.body, queue.broker_name):
         message.queue_offset += delta
+        message.queue_id = queue.queue_id  # a logical queue has another number where a broker keeps it
         # Where a batch is stored as one record, the answer begins with the batch that the offset lies in.
         if message.queue_offset < offset or not wants(subscription, message.tag):
             continue

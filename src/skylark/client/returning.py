@@ -20,6 +20,7 @@ from skylark.client.subscriptions import retry_topic
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import ConsumerSendMsgBack, SendMessageV2, encode_header
+from skylark.wire.mapping import LOGICAL_BROKER_PREFIX
 from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_MAX_RECONSUME_TIMES,
@@ -62,6 +63,8 @@ class Returns:
 
     async def send_back(self, message: Message, delay_level: int, *, may_send_anew: bool = True) -> bool:
         """Gives a message back; False when that did not work, and it has to be tried here again."""
+        if message.broker.startswith(LOGICAL_BROKER_PREFIX):  # its place in the log is told by no broker's name
+            return may_send_anew and await self.send_anew(message)
         header = ConsumerSendMsgBack(
             offset=message.log_offset,
             group=self._group,

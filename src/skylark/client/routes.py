@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -22,13 +22,15 @@ from skylark.wire.bodies import BadBody, MessageQueue, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetRouteInfo, encode_header
-from skylark.wire.routes import MASTER_ID, TopicRouteData
+from skylark.wire.mapping import LOGICAL_BROKER_PREFIX, NO_BROKER, logical_broker
+from skylark.wire.routes import MASTER_ID, TopicQueueMappingInfo, TopicRouteData
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 MAX_TOPICS: Final = 4096
+MAX_LOGICAL_QUEUES: Final = 65_536
 _PERM_READ: Final = 4
 _PERM_WRITE: Final = 2
 
@@ -47,12 +49,22 @@ class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
     is_ordered: bool = False
     is_default: bool = False
     """The topic does not exist yet; this is where it would be made."""
+    leaders: dict[MessageQueue, str] = {}
+    """Of a static topic, whose queues are logical: which broker leads each of them at the moment."""
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The name of the broker to ask about a queue."""
+        return self.leaders.get(queue, NO_BROKER) if self.leaders else queue.broker_name
 
 
 def build_route(topic: str, data: TopicRouteData) -> TopicRoute:
     """The route in the order that every client of Apache's works with: by broker name, then by queue id."""
     brokers = {broker.broker_name: dict(sorted(broker.broker_addrs.items())) for broker in data.broker_datas}
     queue_datas = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
+    if data.topic_queue_mapping_by_broker:
+        leaders = find_leaders(topic, data.topic_queue_mapping_by_broker.values())
+        queues = sorted(leaders, key=lambda queue: queue.queue_id)
+        return TopicRoute(topic=topic, write_queues=queues, read_queues=queues, brokers=brokers, leaders=leaders)
     if data.order_topic_conf:
         write_queues = _ordered_queues(topic, data.order_topic_conf)
     else:
@@ -75,6 +87,21 @@ def build_route(topic: str, data: TopicRouteData) -> TopicRoute:
         brokers=brokers,
         is_ordered=bool(data.order_topic_conf),
     )
+
+
+def find_leaders(topic: str, mappings: Iterable[TopicQueueMappingInfo]) -> dict[MessageQueue, str]:
+    """The logical queues of a static topic, and who leads each: the one with the newest mapping that says so."""
+    leaders: dict[MessageQueue, str] = {}
+    totals: dict[str, int] = {}
+    for mapping in sorted(mappings, key=lambda mapping: mapping.epoch):
+        if mapping.scope is None or mapping.bname is None:
+            continue
+        broker = logical_broker(mapping.scope)
+        totals[broker] = max(totals.get(broker, 0), min(mapping.total_queues, MAX_LOGICAL_QUEUES))
+        for number in mapping.curr_id_map:
+            leaders[MessageQueue(broker, number, topic)] = mapping.bname
+    queues = [MessageQueue(broker, number, topic) for broker, total in totals.items() for number in range(total)]
+    return {queue: leaders.get(queue, NO_BROKER) for queue in queues}
 
 
 def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
@@ -107,6 +134,13 @@ class Routes:
 
     def known_for_send(self, topic: str) -> TopicRoute | None:
         return self._routes.get(topic) or self._defaults.get(topic)
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The name of the broker to ask about a queue; not always its own, as the queues of static topics move."""
+        if not queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
+            return queue.broker_name
+        route = self._routes.get(queue.topic)
+        return NO_BROKER if route is None else route.broker_of(queue)
 
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
         """The route of a topic that exists. Raises RouteNotFound, NotReachable or RequestTimeout."""

@@ -33,8 +33,8 @@ class Sending:
     """One request on its way: a message, or the part of a batch that fits into one."""
 
     __slots__ = (
-        "attempts_left", "batch_ids", "body", "code", "connection", "context", "deadline_s", "encoded", "flag",
-        "future", "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag",
+        "attempts_left", "batch_ids", "body", "broker", "code", "connection", "context", "deadline_s", "encoded",
+        "flag", "future", "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag",
         "topic", "tried", "until_s",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Sending:
         self.sys_flag = 0
         self.size_bytes = len(body)
         self.queue: MessageQueue | None = None  # where it goes; given by the caller, or chosen for each attempt
+        self.broker = ""  # the one that the last attempt went to
         self.is_bound = False  # it goes to that queue or nowhere
         self.attempts_left = 0
         self.tried: list[str] = []  # names of the brokers, one an attempt

@@ -287,6 +287,19 @@ class Session:
         address = self.broker_address(broker_name, broker_id)
         return await self.ask_address(address, request, self.request_timeout_s if timeout_s is None else timeout_s)
 
+    async def ask_queue(
+        self, queue: MessageQueue, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
+    ) -> Frame:
+        """The answer of the broker that has the queue; of its new one, if it has just moved."""
+        broker = self.routes.broker_of(queue)
+        answer = await self.ask_broker(broker, request, timeout_s, broker_id=broker_id)
+        if answer.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
+            await self.routes.get(queue.topic, refresh=True)
+            leader = self.routes.broker_of(queue)
+            if leader != broker:
+                answer = await self.ask_broker(leader, request, timeout_s, broker_id=broker_id)
+        return answer
+
     async def notify_broker(
         self, broker_name: str, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
     ) -> None:

@@ -65,7 +65,7 @@ async def start_of(session: Session, offsets: Offsets, queue: MessageQueue, star
 
 
 async def _ask(session: Session, queue: MessageQueue, code: int, header: msgspec.Struct) -> int:
-    answer = await session.ask_broker(queue.broker_name, Frame(code, encode_header(header)))
+    answer = await session.ask_queue(queue, Frame(code, encode_header(header)))
     if answer.code != ResponseCode.SUCCESS:
         raise BrokerError(answer.code, answer.remark, queue.broker_name)
     return int(answer.fields["offset"])

@@ -213,6 +213,7 @@ class DeleteTopic(msgspec.Struct, rename="camel"):
 
 class GetTopicConfig(msgspec.Struct, rename="camel"):
     topic: str
+    lo: bool | None = None
 
 
 class GetTopicStatsInfo(msgspec.Struct, rename="camel"):
