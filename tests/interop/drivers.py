@@ -136,6 +136,7 @@ def java_driver(version: str, directory: Path, main: str | None = None, *, rebal
     return Driver(
         [
             *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={directory}"),
+            f"-Djava.io.tmpdir={directory}",
             *(f"-Drocketmq.client.logRoot={directory}/logs", "-Drocketmq.client.logLevel=WARN"),
             f"-Drocketmq.client.localOffsetStoreDir={directory}/offsets",
             f"-Drocketmq.client.rebalance.waitInterval={rebalance_interval_ms}",

@@ -134,6 +134,7 @@ class Broker:
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
         self._topics.on_change = self._registration.topics_changed
+        self._static_topics.on_change = self._queues_moved
         self._server = Server(
             with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers())),
             closed=self._clients.closed,
@@ -184,6 +185,12 @@ class Broker:
     def _forget_topic(self, name: str) -> None:
         self._store.delete_topic(name)
         self._stats.forget_topic(name)
+
+    def _queues_moved(self, name: str) -> None:
+        """Pulls that wait for a logical queue may have to go on at another broker."""
+        topic = self._topics.get(name)
+        for queue_id in range(topic.read_queue_nums if topic is not None else 0):
+            self._arrivals.wake(name, queue_id)
 
     def _config_changed(self, changed: dict[str, str]) -> None:
         """The store has settings of its own; a new permission must reach the routes."""

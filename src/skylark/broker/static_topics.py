@@ -30,6 +30,8 @@ class StaticTopics:
         self.broker_name = broker_name
         self.table = load(self._path, MappingTable) or MappingTable()
         self._unsaved = False
+        self.on_change: Callable[[str], None] | None = None
+        """Called with a topic whose logical queues may have moved."""
 
     def __bool__(self) -> bool:
         return bool(self.table.topic_queue_mapping_info_map)
@@ -60,6 +62,8 @@ class StaticTopics:
         self.all()[topic] = detail
         self._changed()
         log.info("static topic %s is mapped: %s", topic, detail)
+        if self.on_change is not None:
+            self.on_change(topic)
 
     def delete(self, topic: str) -> None:
         if self.all().pop(topic, None) is not None:
