@@ -109,7 +109,7 @@ async def pop(
 
 
 def read_popped(answer: Frame, queue: MessageQueue, subscription: Subscription, topic: str) -> Popped:
-    """The messages in the answer to a pop, with their receipt handles, under the name of `topic`. Raises BrokerError."""
+    """The messages in the answer to a pop, with their receipt handles, as those of `topic`. Raises BrokerError."""
     broker = queue.broker_name
     if answer.code in _NOTHING:
         return Popped(is_refused=answer.code == ResponseCode.POLLING_FULL)
