@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynch
 from skylark.client.locking import QueueLocks
 from skylark.client.message import Message
 from skylark.client.offsets import LocalOffsets, Offsets, RemoteOffsets
+from skylark.client.pop_consuming import PopConsumption
+from skylark.client.pop_loops import PopLoops
 from skylark.client.pulling import Limits, Pulled, PullLoop
 from skylark.client.rebalance import QueuesChanged, Rebalance
 from skylark.client.reporting import Rates, direct_result, running_info
@@ -39,6 +41,7 @@ from skylark.wire.bodies import (
     MessageQueue,
     Subscription,
 )
+from skylark.wire.pop import FROM_MAX, FROM_MIN, MAX_POP_MESSAGES
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     hooks: tuple[ConsumeHook, ...]
     queues_changed: QueuesChanged | None
     offsets_directory: Path | None
+    mode: Literal["pull", "pop", "broker"]
+    invisible_s: float
 
 
 class Membership:
@@ -117,6 +122,11 @@ class Membership:
             self.offsets = RemoteOffsets(session, group)
         self._has_locks = options.is_orderly and not options.is_broadcasting
         self.consumption = self._build_consumption()
+        self._pop_consumption: PopConsumption | None = None
+        self.pops: PopLoops | None = None
+        if options.mode != "pull":
+            self._pop_consumption = self._build_pop_consumption()
+            self.pops = self._build_pops(self._pop_consumption)
         self._rebalance = Rebalance(
             session,
             group,
@@ -130,6 +140,7 @@ class Membership:
             begin=self._begin,
             queues_changed=options.queues_changed,
             now_ms=now_ms,
+            pops=self.pops,
         )
         self._rebalance_wanted = asyncio.Event()
         self._has_joined = False
@@ -168,7 +179,48 @@ class Membership:
             timeout_s=options.consume_timeout_s,
         )
 
+    def _build_pop_consumption(self) -> PopConsumption:
+        options = self._options
+        return PopConsumption(
+            self._session,
+            self._listening,
+            Returns(self._session, self._group, options.reconsume_limit, now_ms),
+            group=self._group,
+            is_orderly=options.is_orderly,
+            batch_size=options.batch_size or 1,
+            running=self._running,
+            now_ms=now_ms,
+            concurrency=options.concurrency,
+            timeout_s=options.consume_timeout_s,
+            suspend_s=options.suspend_s,
+            invisible_s=options.invisible_s,
+            max_reconsume_times=options.reconsume_limit,
+            tallies=self.consumption.tallies,
+        )
+
+    def _build_pops(self, consumption: PopConsumption) -> PopLoops:
+        options = self._options
+        return PopLoops(
+            self._session,
+            self._group,
+            self.subscriptions,
+            consumption,
+            self.wants,
+            always=options.mode == "pop",
+            init_mode=FROM_MIN if options.start.where == "first" else FROM_MAX,
+            in_order=options.is_orderly,
+            max_messages=min(options.pull_batch_size, MAX_POP_MESSAGES),
+            invisible_ms=round(options.invisible_s * 1000),
+            running=self._running,
+            now_ms=now_ms,
+        )
+
     # Life.
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """What this member owns; a queue -1 stands for all of its broker, shared with other members."""
+        return [*self.assignments.queues, *(self.pops.queues if self.pops is not None else ())]
 
     async def start(self) -> None:
         """Joins the group and takes the first queues."""
@@ -179,6 +231,8 @@ class Membership:
             await asyncio.to_thread(self.offsets.load)
         self._leave_routes = self._session.routes.subscribe(lambda route: self._route_changed(route.topic))
         self.consumption.start()
+        if self._pop_consumption is not None:
+            self._pop_consumption.start()
         await self._join()
         balanced = await self._rebalance.run()
         self._spawn(self._rebalance_forever(balanced))
@@ -203,6 +257,9 @@ class Membership:
         await asyncio.gather(*tasks, return_exceptions=True)
         for assignment in self.assignments:
             assignment.revoke()
+        if self.pops is not None and self._pop_consumption is not None:
+            await self.pops.close()
+            await self._pop_consumption.stop(self._options.shutdown_timeout_s)
         await self.consumption.stop(self._options.shutdown_timeout_s)
         await self._rebalance.close()
         if self._has_joined:
@@ -256,7 +313,8 @@ class Membership:
             "PROP_NAMESERVER_ADDR": ";".join(self._session.name_servers),
             "PROP_THREADPOOL_CORE_SIZE": str(self._options.concurrency),
         }
-        return running_info(properties, self.subscriptions.values(), self.assignments, self.offsets, statuses, at_ms)
+        info = running_info(properties, self.subscriptions.values(), self.assignments, self.offsets, statuses, at_ms)
+        return info if self.pops is None else info | {"mqPopTable": self.pops.table()}
 
     async def consume_directly(self, message: Message) -> dict[str, object]:
         restore_topic(message, self._group)
@@ -350,7 +408,7 @@ class Membership:
     def wants(self, message: Message) -> bool:
         """Whether the user's own filter, if there is one, lets the message through."""
         restore_topic(message, self._group)
-        wanted = self.filters.get(message.topic)
+        wanted = self.filters.get(self._session.namespace.wrap(message.topic))
         if wanted is None:
             return True
         message.topic = self._session.namespace.unwrap(message.topic)

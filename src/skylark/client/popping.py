@@ -11,6 +11,7 @@ the group's retry topic, by itself.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable
 from typing import Final
 
@@ -47,8 +48,15 @@ from skylark.wire.pop import (
 
 ANY_QUEUE: Final = -1
 TIMEOUT_S: Final = 3.0
+MIN_INVISIBLE_S: Final = 1.0
+MAX_INVISIBLE_S: Final = 12 * 3600.0
 _EXTRA_WAIT_S: Final = 10.0  # on top of a wait at the broker, as in Apache's client
 _NOTHING: Final = frozenset((ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL))
+
+
+def new_attempt() -> str:
+    """What names a pop in order, and its repetitions until it is answered."""
+    return uuid.uuid4().hex
 
 
 class Popped(msgspec.Struct):

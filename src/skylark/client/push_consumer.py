@@ -25,6 +25,7 @@ from skylark.client.consuming import NEVER
 from skylark.client.errors import ClientClosed, InvalidMessage
 from skylark.client.listening import ConsumeHook, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
+from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
 from skylark.client.pulling import Limits
 from skylark.client.rebalance import QueuesChanged
 from skylark.client.session import Session, session_of
@@ -67,6 +68,8 @@ class PushConsumer:
         queues_changed: QueuesChanged | None = None,
         offsets_directory: Path | None = None,
         namespace: str = "",
+        mode: Literal["pull", "pop", "broker"] = "pull",
+        invisible_s: float = 60.0,
     ) -> None:
         """
         - `listener`: takes a message, or a list if `batch_size` is given; may be set by `@consumer.listen` too.
@@ -83,6 +86,9 @@ class PushConsumer:
         - `limits`: how much of each queue may wait in memory.
         - `shutdown_timeout_s`: how long closing waits for the listener.
         - `namespace`: stands before the names of group and topics on the wire.
+        - `mode`: "pull" shares the queues among the members; "pop" takes single messages from queues that are open to
+          all members; "broker" does what the brokers are told for the group (`mqadmin setConsumeMode`).
+        - `invisible_s`: how long a popped message is hidden from the others; it is extended while the listener works.
         """
         self._session = session_of(session, name_servers, namespace)
         self._namespace = self._session.namespace
@@ -90,6 +96,7 @@ class PushConsumer:
         check_group(group)
         _check_range("concurrency", concurrency, 1, 1000)
         _check_range("pull_batch_size", pull_batch_size, 1, 1024)
+        _check_mode(mode, model, invisible_s)
         _check_range("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH)
         self._group = group
         self._listener = listener
@@ -113,6 +120,8 @@ class PushConsumer:
             hooks=tuple(hooks),
             queues_changed=self._unwrapping(queues_changed),
             offsets_directory=offsets_directory,
+            mode=mode,
+            invisible_s=invisible_s,
         )
         self._subscriptions: dict[str, Subscription] = {}
         self._filters: dict[str, Filter] = {}
@@ -133,7 +142,7 @@ class PushConsumer:
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this member owns now."""
-        owned = [] if self._member is None else self._member.assignments.queues
+        owned = [] if self._member is None else self._member.queues
         return [self._namespace.unwrap_queue(queue) for queue in owned]
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
@@ -242,3 +251,14 @@ class PushConsumer:
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidMessage(f"{name} is {value}; it must be between {low} and {high}")
+
+
+def _check_mode(mode: str, model: str, invisible_s: float) -> None:
+    if mode not in ("pull", "pop", "broker"):
+        raise InvalidMessage(f"mode is {mode!r}; it takes 'pull', 'pop' or 'broker'")
+    if mode != "pull" and model == "broadcasting":
+        raise InvalidMessage(f"a broadcasting consumer pulls by itself; its mode can't be {mode!r}")
+    if not MIN_INVISIBLE_S <= invisible_s <= MAX_INVISIBLE_S:
+        raise InvalidMessage(
+            f"invisible_s is {invisible_s:g}; it must be between {MIN_INVISIBLE_S:g} and {MAX_INVISIBLE_S:g}"
+        )

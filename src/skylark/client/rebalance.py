@@ -21,6 +21,7 @@ from skylark.client.assignment import Assignment, Assignments
 from skylark.client.errors import BrokerError, NotReachable, RocketMQError, RouteNotFound
 from skylark.client.locking import QueueLocks
 from skylark.client.offsets import Offsets
+from skylark.client.pop_loops import PopLoops
 from skylark.client.routes import TopicRoute
 from skylark.client.session import Session
 from skylark.client.subscriptions import RETRY_PREFIX
@@ -54,7 +55,9 @@ class Rebalance:
         begin: Callable[[Assignment, int], None],
         queues_changed: QueuesChanged | None,
         now_ms: Callable[[], int],
+        pops: PopLoops | None = None,
     ) -> None:
+        """With `pops`, the brokers share the queues out: what they have popped goes to it."""
         self._session = session
         self._group = group
         self._subscriptions = subscriptions
@@ -67,6 +70,7 @@ class Rebalance:
         self._begin = begin
         self._queues_changed = queues_changed
         self._now_ms = now_ms
+        self._pops = pops
         self._releases: set[asyncio.Task[None]] = set()
         self._locking: set[MessageQueue] = set()  # locked, or perhaps, and not owned yet
         self._complaints: set[object] = set()
@@ -76,6 +80,9 @@ class Rebalance:
         balanced = True
         for topic in self._assignments.topics - self._subscriptions.keys():
             await self._apply(topic, [])
+        if self._pops is not None:
+            for topic in self._pops.topics - self._subscriptions.keys():
+                self._pops.set_queues(topic, [])
         for topic in list(self._subscriptions):
             try:
                 balanced = await self._rebalance(topic) and balanced
@@ -102,6 +109,9 @@ class Rebalance:
         route = await self._session.routes.get(topic)
         if self._is_broadcasting:
             return await self._apply(topic, route.read_queues)
+        if self._pops is not None and not topic.startswith(RETRY_PREFIX):
+            pulls = await self._pops.share(route)
+            return pulls is not None and await self._apply(topic, pulls)
         members = await self._members(route)
         if self._session.client_id not in members:
             # Not heard of yet, or forgotten: nothing is ours until the broker knows us.

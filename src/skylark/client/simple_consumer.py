@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, Self
 from skylark.client import popping
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.message import Message, MessageQueue
-from skylark.client.popping import ANY_QUEUE, Popped, handle_of
+from skylark.client.popping import ANY_QUEUE, MAX_INVISIBLE_S, MIN_INVISIBLE_S, Popped, handle_of
 from skylark.client.returning import Returns
 from skylark.client.routes import TopicRoute
 from skylark.client.session import Session, session_of
@@ -41,8 +41,6 @@ from skylark.wire.pop import FROM_MAX, FROM_MIN, MAX_POP_MESSAGES
 
 log = logging.getLogger(__name__)
 
-MIN_INVISIBLE_S: Final = 1.0
-MAX_INVISIBLE_S: Final = 12 * 3600.0
 MAX_WAIT_S: Final = 3600.0
 DEFAULT_RECONSUME_TIMES: Final = 16
 _DEAD_LETTER_LEVEL: Final = -1

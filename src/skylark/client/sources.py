@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 from skylark.client.errors import BrokerError, RocketMQError
 from skylark.client.message import Message
-from skylark.client.popping import Popped
+from skylark.client.popping import Popped, new_attempt
 from skylark.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -236,7 +235,3 @@ class Sources:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-
-
-def new_attempt() -> str:
-    return uuid.uuid4().hex

@@ -512,7 +512,8 @@ class QueueAssignment(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class QueryAssignmentResponse(msgspec.Struct, rename="camel"):
-    message_queue_assignments: list[QueueAssignment] = []
+    message_queue_assignments: list[QueueAssignment] | None = None
+    """None says that the broker can't tell now, and that everything stays as it is."""
 
 
 class SetMessageRequestMode(msgspec.Struct, rename="camel"):
