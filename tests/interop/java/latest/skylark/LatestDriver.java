@@ -9,6 +9,7 @@ public final class LatestDriver {
             }
         };
         Commands commands = Driver.commands();
+        Selectors.register(commands);
         commands.serve();
     }
 }
