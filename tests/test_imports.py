@@ -95,7 +95,7 @@ def test_no_bare_except(path: Path) -> None:
 
 def test_third_party_imports_are_declared() -> None:
     # pytest is not a dependency: its plugin is only ever loaded by pytest.
-    declared = {"msgspec", "rich", "typer", "uvloop", "skylark", "pytest", "lz4", "backports", "compression"}
+    declared = {"lark", "msgspec", "rich", "typer", "uvloop", "skylark", "pytest", "lz4", "backports", "compression"}
     of_spark = {"pyspark", "pyarrow", "numpy"}
     for path in MODULES:
         allowed = declared | of_spark if path.is_relative_to(SOURCE / "spark") else declared

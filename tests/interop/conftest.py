@@ -39,7 +39,7 @@ def server_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def server(server_kind: str, java_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = SERVERS[server_kind](tmp_path_factory.mktemp(server_kind))
+    server = SERVERS[server_kind](tmp_path_factory.mktemp(server_kind), enablePropertyFilter="true")
     server.start()
     yield server
     server.kill()

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from skylark.broker import admin, clients, groups, locks, offsets, query, relays, resets, topics
+from skylark.broker import admin, clients, filters, groups, locks, offsets, query, relays, resets, topics
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.assignment import Assignments
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
+from skylark.broker.filterdata import FilterTable
 from skylark.broker.groups import Groups
 from skylark.broker.locks import Locks
 from skylark.broker.logical_queues import LogicalQueues
@@ -118,9 +119,12 @@ class Broker:
         self._groups = Groups(tables, config, clock)
         self._offsets = Offsets(tables)
         self._clients = Clients(self._topics, self._groups, config)
+        self._filters = FilterTable(tables, config, clock())
+        self._clients.on_subscribe = lambda group, wanted: self._filters.subscribed(group, wanted, clock())
+        self._clients.on_empty = lambda group: self._filters.left(group, clock())
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
-        self._arrivals = Arrivals()
         self._store = Store.open(_store_config(config, encode_host(resolved(config.broker_ip1), port)))
+        self._arrivals = Arrivals(self._record_of)
         self._store.on_arrival = self._arrived
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -154,7 +158,8 @@ class Broker:
             **self._timers.handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
             **Pulls(
-                config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats
+                config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats,
+                self._filters,
             ).handlers(),
             **self._popping.handlers(),
             **self._assignments.handlers(),
@@ -162,7 +167,7 @@ class Broker:
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, store, self._topics, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),
-            **clients.handlers(self._clients, config, clock),
+            **clients.handlers(self._clients, config, clock, filters.complaint),
             **relays.handlers(self._clients, store, self._topics, self._groups, config),
             **query.handlers(store, self._clients, config),
             **resets.handlers(
@@ -181,6 +186,10 @@ class Broker:
     def _arrived(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
         self._arrivals.notify(topic, queue_id, queue_offset, tag_code)
         self._popping.notify(topic, queue_id, queue_offset, tag_code)
+
+    def _record_of(self, topic: str, queue_id: int, offset: int) -> memoryview | None:
+        entry = self._store.entry(topic, queue_id, offset)
+        return None if entry is None else self._store.record_at(entry.log_offset, entry.size_bytes)
 
     def _forget_topic(self, name: str) -> None:
         self._store.delete_topic(name)
@@ -224,6 +233,7 @@ class Broker:
             self._topics.save,
             self._static_topics.save,
             self._groups.save,
+            self._filters.save,
             self._save_delayed,
             self._timers.save,
         ):
@@ -243,6 +253,7 @@ class Broker:
         now_ms = self._clock()
         self._stats.tick(now_ms)
         self._clients.expire(now_ms)
+        self._filters.clean(now_ms)
         self._store.clean(now_ms)
         self._timers.clean()
         return _HOUSEKEEPING_INTERVAL_S

@@ -1,7 +1,7 @@
 """Who waits for a message in which queue: the heart of long polling.
 
 A pull that found nothing registers here, in the same step in which it looked, so that no arrival falls between. Each
-waiter is woken once: by the first message that its tag filter wants, by its timeout, by an operator who moved the
+waiter is woken once: by the first message that its filter lets through, by its timeout, by an operator who moved the
 queue's offset, or by the end of the broker.
 """
 
@@ -11,16 +11,20 @@ import asyncio
 from collections.abc import Callable
 
 TagFilter = Callable[[int], bool]
+RecordFilter = Callable[[memoryview], bool]
+RecordOf = Callable[[str, int, int], memoryview | None]
+"""The record at an offset of a topic's queue."""
 
 
 class Waiter:
     """One suspended pull. `arrived` gives True for a message, False for the timeout."""
 
-    __slots__ = ("_timer", "arrived", "wants")
+    __slots__ = ("_timer", "accepts", "arrived", "wants")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None, accepts: RecordFilter | None) -> None:
         self.arrived: asyncio.Future[bool] = loop.create_future()
         self.wants = wants
+        self.accepts = accepts
         self._timer: asyncio.TimerHandle | None = None
 
     def give_up_after(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
@@ -36,17 +40,26 @@ class Waiter:
 class Arrivals:
     """Waiters by topic and queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, record_of: RecordOf = lambda topic, queue_id, offset: None) -> None:
+        """`record_of` is asked only for who filters by more than tags."""
+        self._record_of = record_of
         self._waiters: dict[tuple[str, int], set[Waiter]] = {}
         self._closed = False
 
     def __len__(self) -> int:
         return sum(map(len, self._waiters.values()))
 
-    def wait(self, topic: str, queue_id: int, wants: TagFilter | None, timeout_s: float) -> Waiter:
+    def wait(
+        self,
+        topic: str,
+        queue_id: int,
+        wants: TagFilter | None,
+        timeout_s: float,
+        accepts: RecordFilter | None = None,
+    ) -> Waiter:
         """Registers a waiter; await its `arrived`. It leaves the table by itself."""
         loop = asyncio.get_running_loop()
-        waiter = Waiter(loop, wants)
+        waiter = Waiter(loop, wants, accepts)
         if self._closed:
             waiter.wake(False)
             return waiter
@@ -60,9 +73,15 @@ class Arrivals:
         """A message has arrived. Called for every append, so it costs one lookup where nobody waits."""
         waiters = self._waiters.get((topic, queue_id))
         if waiters:
+            record: memoryview | None = None
             for waiter in waiters:
-                if waiter.wants is None or waiter.wants(tag_code):
-                    waiter.wake(True)
+                if waiter.wants is not None and not waiter.wants(tag_code):
+                    continue
+                if waiter.accepts is not None:
+                    record = record or self._record_of(topic, queue_id, queue_offset)
+                    if record is not None and not waiter.accepts(record):
+                        continue
+                waiter.wake(True)
 
     def wake(self, topic: str, queue_id: int) -> None:
         """Wakes all who wait for the queue, though no message has come."""

@@ -106,6 +106,10 @@ class Clients:
     def __init__(self, topics: Topics, groups: Groups, config: BrokerConfig) -> None:
         self.on_leave: Callable[[str, str], None] | None = None
         """Called with a consumer group and the id of a client that says that it has left the group."""
+        self.on_subscribe: Callable[[str, list[Subscription]], None] | None = None
+        """Called with a consumer group and what a member's heartbeat says that it subscribes to."""
+        self.on_empty: Callable[[str], None] | None = None
+        """Called with a consumer group whose last member is gone."""
         self._topics = topics
         self._groups = groups
         self._config = config
@@ -258,6 +262,8 @@ class Clients:
         if not beat.without_sub:
             is_changed |= self._subscribe(group, consumer.subscription_data_set)
             _compare(group, group.members[member.connection], consumer.subscription_data_set)
+            if self.on_subscribe is not None:
+                self.on_subscribe(group.name, consumer.subscription_data_set)
         if is_changed:
             self._notify(group, newcomer=member.connection)
         known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
@@ -289,6 +295,8 @@ class Clients:
             self._notify(group)
             return member
         del self._consumers[name]
+        if self.on_empty is not None:
+            self.on_empty(name)
         for topic in group.subscriptions:
             self._forget_topic(topic, name)
         return member

@@ -122,6 +122,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     max_transfer_bytes_on_message_in_disk: Count = 64 << 10
     max_transfer_count_on_message_in_disk: Count = 8
     enable_property_filter: bool = False
+    filter_support_retry: bool = False
+    filter_data_clean_time_span: Millis = 24 * 3600 * 1000
+    expect_consumer_num_use_filter: Count = 32
+    max_error_rate_of_bloom_filter: Annotated[int, Meta(ge=1, le=99)] = 20
     default_query_max_num: Count = 32
 
     # Popping
@@ -182,8 +186,8 @@ UPDATABLE_KEYS = frozenset(
     autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission defaultMessageRequestMode
     defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio
     enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableTopicMessageTypeCheck fileReservedTime
-    initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval longPollingEnable maxMessageSize maxMsgsNumBatch
-    maxPopPollingSize maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
+    filterDataCleanTimeSpan filterSupportRetry initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval
+    longPollingEnable maxMessageSize maxMsgsNumBatch maxPopPollingSize maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
     popFromRetryProbability popFromRetryProbabilityForPriority popLongPollingForceNotifyInterval popPollingSize
     popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable retrieveMessageFromPopRetryTopicV1

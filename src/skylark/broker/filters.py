@@ -1,19 +1,42 @@
-"""Which messages a subscription wants, decided from the 8-byte tag code of a queue entry.
+"""Which messages a subscription wants.
 
-Different tags may share a code: the client compares the tags themselves again.
+A subscription by tags is decided from the 8-byte tag code of a queue entry. Different tags may share a code: the client
+compares the tags themselves again. One by SQL92 is decided from the properties in the message's record.
+
+In a retry topic (`filterSupportRetry`) the messages of several topics meet, and each is filtered by what its group
+wants of the topic that it came from.
 """
 
 from __future__ import annotations
 
-from skylark.broker.arrivals import TagFilter
-from skylark.wire.bodies import TAG, Subscription
-from skylark.wire.message import java_hash
+from collections.abc import Callable
+from typing import Final
 
-ALL = "*"
+import msgspec
+
+from skylark.broker.arrivals import RecordFilter, TagFilter
+from skylark.selectors import BadSelector, Selector, compile_selector
+from skylark.wire.bodies import TAG, Subscription
+from skylark.wire.message import PROPERTY_RETRY_TOPIC, java_hash, properties_of
+
+ALL: Final = "*"
+SQL92: Final = "SQL92"
+
+SelectorOf = Callable[[str], Selector | None]
+"""What a group wants of a topic, if that is an expression."""
 
 
 class BadExpression(Exception):
     """A subscription that can't be understood."""
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """What a read asks of a queue's messages; None asks nothing."""
+
+    wants: TagFilter | None = None
+    """By the tag code of the queue entry."""
+    accepts: RecordFilter | None = None
+    """By the record in the log."""
 
 
 def parse_subscription(topic: str, expression: str | None, expression_type: str | None) -> Subscription:
@@ -28,8 +51,48 @@ def parse_subscription(topic: str, expression: str | None, expression_type: str 
     return Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=[java_hash(tag) for tag in tags])
 
 
+def selector_of(subscription: Subscription) -> Selector:
+    """The compiled expression of a subscription that is not by tags. Raises BadExpression."""
+    if subscription.expression_type != SQL92:
+        raise BadExpression(f"{subscription.expression_type} is not a type of expressions; TAG and SQL92 are")
+    try:
+        return compile_selector(subscription.sub_string or "")
+    except BadSelector as e:
+        raise BadExpression(f"the SQL92 expression can't be understood: {e}") from None
+
+
+def complaint(expression_type: str, expression: str) -> str | None:
+    """What is wrong with an expression, or None."""
+    try:
+        selector_of(Subscription(topic="", sub_string=expression, expression_type=expression_type))
+    except BadExpression as e:
+        return str(e)
+    return None
+
+
+def message_filter(subscription: Subscription, selector: Selector | None = None) -> Filter:
+    """The filter of a subscription; `selector` if its expression is compiled already. Raises BadExpression."""
+    if subscription.class_filter_mode:
+        return Filter()
+    if not subscription.is_by_tag:
+        matches = (selector or selector_of(subscription)).matches
+        return Filter(accepts=lambda record: matches(properties_of(record)))
+    if subscription.sub_string == ALL:
+        return Filter()
+    return Filter(wants=frozenset(subscription.code_set).__contains__)
+
+
 def tag_filter(subscription: Subscription) -> TagFilter | None:
-    """A predicate on tag codes, or None for everything."""
-    if subscription.sub_string == ALL or subscription.class_filter_mode:
-        return None
-    return frozenset(subscription.code_set).__contains__
+    """The part of a filter that looks at tags."""
+    return message_filter(subscription).wants
+
+
+def retry_filter(wanted: SelectorOf) -> Filter:
+    """The filter of a retry topic: what the group wants of the topic that a message came from."""
+
+    def accepts(record: memoryview) -> bool:
+        properties = properties_of(record)
+        selector = wanted(properties.get(PROPERTY_RETRY_TOPIC, ""))
+        return selector is None or selector.matches(properties)
+
+    return Filter(accepts=accepts)

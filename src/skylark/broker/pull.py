@@ -11,15 +11,17 @@ import logging
 from collections.abc import Awaitable
 from typing import Final
 
-from skylark.broker.arrivals import Arrivals, TagFilter
+from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
-from skylark.broker.filters import BadExpression, parse_subscription, tag_filter
+from skylark.broker.filterdata import FilterTable
+from skylark.broker.filters import BadExpression, Filter, message_filter, parse_subscription, retry_filter
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
-from skylark.broker.topics import Topics, suggest
+from skylark.broker.topics import RETRY_PREFIX, Topics, suggest
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.selectors import Selector
 from skylark.store import ReadResult, ReadStatus, Store
 from skylark.wire.bodies import BROADCASTING, Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -58,6 +60,7 @@ class Pulls:
         clients: Clients,
         arrivals: Arrivals,
         stats: Stats,
+        filters: FilterTable,
     ) -> None:
         self._config = config
         self._store = store
@@ -67,19 +70,20 @@ class Pulls:
         self._clients = clients
         self._arrivals = arrivals
         self._stats = stats
+        self._filters = filters
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(PullMessage, request)
-        reply, wants = self._answer(request, header, connection, commits=bool(header.sys_flag & _COMMIT_OFFSET))
+        reply, wanted = self._answer(request, header, connection, commits=bool(header.sys_flag & _COMMIT_OFFSET))
         if reply.code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & _MAY_SUSPEND:
             # Registered before anything else can run: a message that arrives from now on wakes this pull.
             timeout_ms = min(header.suspend_timeout_millis, _MAX_SUSPEND_MS)
             if not self._config.long_polling_enable:
                 timeout_ms = self._config.short_polling_time_mills
-            waiter = self._arrivals.wait(header.topic, header.queue_id, wants, timeout_ms / 1000)
+            waiter = self._arrivals.wait(header.topic, header.queue_id, wanted.wants, timeout_ms / 1000, wanted.accepts)
             return self._wait(waiter.arrived, request, header, connection)
         return reply
 
@@ -92,19 +96,19 @@ class Pulls:
 
     def _answer(
         self, request: Frame, header: PullMessage, connection: Connection, *, commits: bool
-    ) -> tuple[Frame, TagFilter | None]:
+    ) -> tuple[Frame, Filter]:
         """The answer as things are now, and the filter that it was found with."""
         group, topic = self._check(header, connection)
-        wants = tag_filter(self._subscription(header, group))
+        wanted = self._filter(header, group)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
-            return self._reset(request, header, group, topic, reset), wants
-        reply = self._look(request, header, group, topic, wants)
+            return self._reset(request, header, group, topic, reset), wanted
+        reply = self._look(request, header, group, topic, wanted)
         if commits:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset, repr(connection)
             )
-        return reply, wants
+        return reply, wanted
 
     def _look(
         self,
@@ -112,9 +116,16 @@ class Pulls:
         header: PullMessage,
         group: SubscriptionGroupConfig,
         topic: TopicConfig,
-        wants: TagFilter | None,
+        wanted: Filter,
     ) -> Frame:
-        result = self._store.read(header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, wants=wants)
+        result = self._store.read(
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            header.max_msg_nums,
+            wants=wanted.wants,
+            accepts=wanted.accepts,
+        )
         code = _CODES.get(result.status)
         if code is None:  # no such queue, or an empty one
             code = ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
@@ -190,23 +201,44 @@ class Pulls:
             )
         return group, topic
 
-    def _subscription(self, header: PullMessage, group: SubscriptionGroupConfig) -> Subscription:
+    def _filter(self, header: PullMessage, group: SubscriptionGroupConfig) -> Filter:
         """What the group subscribed to: as the request says, or as its members' heartbeats say."""
-        if header.sys_flag & _BRINGS_SUBSCRIPTION:
-            try:
+        try:
+            if header.sys_flag & _BRINGS_SUBSCRIPTION:
                 subscription = parse_subscription(header.topic, header.subscription, header.expression_type)
-            except BadExpression as e:
-                raise RequestFailed(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {e}"
-                ) from None
-        else:
+                self._check_switch(subscription)
+                return message_filter(subscription)
             subscription = self._known_subscription(header, group)
-        if not subscription.is_by_tag:
+            if subscription.is_by_tag:
+                return message_filter(subscription)
+            selector = self._known_selector(header)
+            self._check_switch(subscription)
+        except BadExpression as e:
+            raise RequestFailed(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {e}"
+            ) from None
+        if self._config.filter_support_retry and header.topic.startswith(RETRY_PREFIX):
+            return retry_filter(lambda topic: self._filters.selector(topic, header.consumer_group))
+        return message_filter(subscription, selector)
+
+    def _check_switch(self, subscription: Subscription) -> None:
+        if not subscription.is_by_tag and not self._config.enable_property_filter:
             raise RequestFailed(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {subscription.expression_type}",
             )
-        return subscription
+
+    def _known_selector(self, header: PullMessage) -> Selector:
+        data = self._filters.get(header.topic, header.consumer_group)
+        selector = self._filters.selector(header.topic, header.consumer_group)
+        if data is None or selector is None:
+            raise RequestFailed(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                "The broker's consumer filter data is not exist!Your expression may be wrong!",
+            )
+        if data.client_version < header.sub_version:
+            raise RequestFailed(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
+        return selector
 
     def _known_subscription(self, header: PullMessage, group: SubscriptionGroupConfig) -> Subscription:
         members = self._clients.group(header.consumer_group)

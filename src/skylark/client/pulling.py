@@ -44,6 +44,14 @@ _MAY_SUSPEND: Final = 2
 _BRINGS_SUBSCRIPTION: Final = 4
 
 
+_UNHEARD: Final = (
+    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    ResponseCode.FILTER_DATA_NOT_EXIST,
+    ResponseCode.FILTER_DATA_NOT_LATEST,
+)
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of one queue may wait to be consumed."""
 
@@ -348,7 +356,7 @@ class PullLoop:
             if error.code == ResponseCode.FLOW_CONTROL:
                 await asyncio.sleep(FLOW_CONTROL_WAIT_S)
                 return
-            if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
+            if error.code in _UNHEARD:
                 # The broker has not heard of this member yet, or forgot it.
                 await self._session.heartbeat()
         await asyncio.sleep(min(_FIRST_ERROR_WAIT_S * 2 ** min(self._failures - 1, 10), ERROR_WAIT_S))

@@ -189,6 +189,21 @@ def decode_properties(data: Buffer | str) -> dict[str, str]:
     return properties
 
 
+def properties_of(record: Buffer) -> dict[str, str]:
+    """The properties of a whole record, without reading the rest of it."""
+    (sys_flag,) = _I32.unpack_from(record, SYS_FLAG_POSITION)
+    at = RECORD_HEADERS[sys_flag >> 4 & 3].size
+    (body_size,) = _I32.unpack_from(record, at - 4)
+    at += body_size
+    (magic,) = _I32.unpack_from(record, 4)
+    if magic & 0xFFFFFFFF == MAGIC_V1:
+        at += 1 + record[at]
+    else:
+        at += 2 + _U16.unpack_from(record, at)[0]
+    (size,) = _I16.unpack_from(record, at)
+    return decode_properties(record[at + 2 : at + 2 + size])
+
+
 # --- Java's String.hashCode -------------------------------------------------------------------------------------------
 _POWERS: list[int] = [1]  # 31**k mod 2**32, longest power last
 

@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageClientExt;
@@ -66,7 +67,14 @@ public final class Driver {
             String expression = args.text("expression", "*");
             long offset = args.big("offset", 0);
             int max = args.number("max", 32);
-            PullResult result = args.flag("block", false)
+            if (args.has("sql")) {
+                // Only a broker whose version is known is asked, and that comes with the answer to a heartbeat.
+                puller.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory()
+                    .sendHeartbeatToAllBrokerWithLock();
+            }
+            PullResult result = args.has("sql")
+                ? puller.pull(queue, MessageSelector.bySql(args.text("sql")), offset, max)
+                : args.flag("block", false)
                 ? puller.pullBlockIfNotFound(queue, expression, offset, max)
                 : puller.pull(queue, expression, offset, max);
             List<Object> messages = new ArrayList<>();
@@ -113,7 +121,9 @@ public final class Driver {
             configure(lite, args);
             lite.setAutoCommit(args.flag("autoCommit", true));
             lite.setConsumeFromWhere(fromWhere(args));
-            if (args.has("subscribe")) {
+            if (args.has("sql")) {
+                lite.subscribe(args.text("subscribe"), MessageSelector.bySql(args.text("sql")));
+            } else if (args.has("subscribe")) {
                 lite.subscribe(args.text("subscribe"), args.text("expression", "*"));
             }
             lite.start();

@@ -9,6 +9,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Predicate;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -64,7 +65,11 @@ final class PushConsumers {
             // The enum's package differs between client versions, so it is never named here.
             consumer.setMessageModel(Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
         }
-        consumer.subscribe(args.text("topic"), args.text("expression", "*"));
+        if (args.has("sql")) {
+            consumer.subscribe(args.text("topic"), MessageSelector.bySql(args.text("sql")));
+        } else {
+            consumer.subscribe(args.text("topic"), args.text("expression", "*"));
+        }
         if (args.has("alsoTopic")) {
             consumer.subscribe(args.text("alsoTopic"), "*");
         }
