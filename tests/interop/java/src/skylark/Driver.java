@@ -16,6 +16,7 @@ import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -69,8 +70,9 @@ public final class Driver {
             int max = args.number("max", 32);
             if (args.has("sql")) {
                 // Only a broker whose version is known is asked, and that comes with the answer to a heartbeat.
-                puller.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory()
-                    .sendHeartbeatToAllBrokerWithLock();
+                MQClientInstance client = puller.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+                client.updateTopicRouteInfoFromNameServer(queue.getTopic());
+                client.sendHeartbeatToAllBrokerWithLock();
             }
             PullResult result = args.has("sql")
                 ? puller.pull(queue, MessageSelector.bySql(args.text("sql")), offset, max)
