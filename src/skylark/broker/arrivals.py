@@ -21,7 +21,9 @@ class Waiter:
 
     __slots__ = ("_timer", "accepts", "arrived", "wants")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None, accepts: RecordFilter | None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None, accepts: RecordFilter | None = None
+    ) -> None:
         self.arrived: asyncio.Future[bool] = loop.create_future()
         self.wants = wants
         self.accepts = accepts

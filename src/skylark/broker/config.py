@@ -187,7 +187,8 @@ UPDATABLE_KEYS = frozenset(
     defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio
     enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableTopicMessageTypeCheck fileReservedTime
     filterDataCleanTimeSpan filterSupportRetry initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval
-    longPollingEnable maxMessageSize maxMsgsNumBatch maxPopPollingSize maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory
+    longPollingEnable maxMessageSize maxMsgsNumBatch maxPopPollingSize maxTransferBytesOnMessageInDisk
+    maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
     popFromRetryProbability popFromRetryProbabilityForPriority popLongPollingForceNotifyInterval popPollingSize
     popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable retrieveMessageFromPopRetryTopicV1
