@@ -26,6 +26,7 @@ from skylark.client.message import Message
 from skylark.client.offsets import LocalOffsets, Offsets, RemoteOffsets
 from skylark.client.pop_consuming import PopConsumption
 from skylark.client.pop_loops import PopLoops
+from skylark.client.popping import DEFAULT_RECONSUME_TIMES
 from skylark.client.pulling import Limits, Pulled, PullLoop
 from skylark.client.rebalance import QueuesChanged, Rebalance
 from skylark.client.reporting import Rates, direct_result, running_info
@@ -181,10 +182,13 @@ class Membership:
 
     def _build_pop_consumption(self) -> PopConsumption:
         options = self._options
+        limit = options.max_reconsume_times
+        if limit is None:
+            limit = NEVER if options.is_orderly else DEFAULT_RECONSUME_TIMES
         return PopConsumption(
             self._session,
             self._listening,
-            Returns(self._session, self._group, options.reconsume_limit, now_ms),
+            Returns(self._session, self._group, options.max_reconsume_times, now_ms),
             group=self._group,
             is_orderly=options.is_orderly,
             batch_size=options.batch_size or 1,
@@ -194,7 +198,7 @@ class Membership:
             timeout_s=options.consume_timeout_s,
             suspend_s=options.suspend_s,
             invisible_s=options.invisible_s,
-            max_reconsume_times=options.reconsume_limit,
+            max_reconsume_times=limit,
             tallies=self.consumption.tallies,
         )
 

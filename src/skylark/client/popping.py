@@ -48,6 +48,7 @@ from skylark.wire.pop import (
 
 ANY_QUEUE: Final = -1
 TIMEOUT_S: Final = 3.0
+DEFAULT_RECONSUME_TIMES: Final = 16
 MIN_INVISIBLE_S: Final = 1.0
 MAX_INVISIBLE_S: Final = 12 * 3600.0
 _EXTRA_WAIT_S: Final = 10.0  # on top of a wait at the broker, as in Apache's client

@@ -27,7 +27,14 @@ from typing import Any, Final, Literal, Self
 from skylark.client import popping
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.message import Message, MessageQueue
-from skylark.client.popping import ANY_QUEUE, MAX_INVISIBLE_S, MIN_INVISIBLE_S, Popped, handle_of
+from skylark.client.popping import (
+    ANY_QUEUE,
+    DEFAULT_RECONSUME_TIMES,
+    MAX_INVISIBLE_S,
+    MIN_INVISIBLE_S,
+    Popped,
+    handle_of,
+)
 from skylark.client.returning import Returns
 from skylark.client.routes import TopicRoute
 from skylark.client.session import Session, session_of
@@ -42,7 +49,6 @@ from skylark.wire.pop import FROM_MAX, FROM_MIN, MAX_POP_MESSAGES
 log = logging.getLogger(__name__)
 
 MAX_WAIT_S: Final = 3600.0
-DEFAULT_RECONSUME_TIMES: Final = 16
 _DEAD_LETTER_LEVEL: Final = -1
 _CLOSING_S: Final = 3.0
 
