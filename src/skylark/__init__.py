@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from skylark.client.sending import SendHook as SendHook
     from skylark.client.session import Session as Session
     from skylark.client.simple_consumer import SimpleConsumer as SimpleConsumer
+    from skylark.client.transactions import HalfMessage as HalfMessage
+    from skylark.client.transactions import Transaction as Transaction
+    from skylark.client.transactions import TransactionProducer as TransactionProducer
 else:
     _NAMES = {
         "app": "App",
@@ -62,6 +65,7 @@ else:
         "push_consumer": "PushConsumer",
         "sending": "SendContext SendHook",
         "session": "Session",
+        "transactions": "HalfMessage Transaction TransactionProducer",
         "simple_consumer": "SimpleConsumer",
     }
     _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -50,7 +50,7 @@ from skylark.wire.headers import (
     decode_header,
     encode_header,
 )
-from skylark.wire.message import decode_record
+from skylark.wire.message import PROPERTY_PRODUCER_GROUP, StoredMessage, decode_record
 from skylark.wire.routes import MASTER_ID
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,10 @@ log = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S: Final = 30.0
 ROUTE_INTERVAL_S: Final = 30.0
 SILENCE_S: Final = 1.0  # a shorter time without an answer says nothing about the connection
+
+
+TransactionCheck = Callable[[Frame, StoredMessage, Connection], None]
+"""Takes a broker's question about a transaction, with the half message, and the connection to answer on."""
 
 
 class ConsumerMember(Protocol):
@@ -170,8 +174,10 @@ class Session:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.dialogue.receive,
+            RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
         }
         self._producers: dict[str, int] = {}
+        self._checkers: dict[str, TransactionCheck] = {}
         self._consumers: dict[str, ConsumerMember] = {}
         self._name_server = random.randrange(len(self.name_servers))
         self._users = 0
@@ -386,6 +392,18 @@ class Session:
         elif count == 0:
             await self._unregister(UnregisterClient(self.client_id, producer_group=group))
 
+    def add_checker(self, group: str, check: TransactionCheck) -> None:
+        """Who answers when a broker asks how a transaction of the group ended."""
+        if group in self._checkers:
+            raise RocketMQError(
+                f"this session has a transaction producer of group {group!r} already; give the second a session of "
+                "its own"
+            )
+        self._checkers[group] = check
+
+    def remove_checker(self, group: str) -> None:
+        self._checkers.pop(group, None)
+
     async def add_consumer(self, member: ConsumerMember) -> None:
         """Joins the group. Ask for the routes of its topics before: only their brokers hear of it."""
         if member.group in self._consumers:
@@ -501,6 +519,15 @@ class Session:
         member = self._member(header.consumer_group)
         message = Message.from_record(decode_record(request.body), header.broker_name or "")
         return request.reply(body=fastjson.dumps(await member.consume_directly(message)))
+
+    def _check_transaction(self, request: Frame, connection: Connection) -> None:
+        record = decode_record(request.body)
+        group = record.properties.get(PROPERTY_PRODUCER_GROUP, "")
+        check = self._checkers.get(group)
+        if check is None:
+            log.info("nobody here knows how transactions of group %r ended", group)
+        else:
+            check(request, record, connection)
 
     def _member(self, group: str) -> ConsumerMember:
         member = self._consumers.get(group)

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, simple_consumer
+from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, simple_consumer, transactions
 from skylark.client.errors import ForkedProcess
 from skylark.client.listening import Listener
 from skylark.client.message import Message, MessageQueue
@@ -30,7 +30,15 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _AnyListener = TypeVar("_AnyListener", bound=Listener)
 
-__all__ = ["LitePullConsumer", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer"]
+__all__ = [
+    "LitePullConsumer",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "SimpleConsumer",
+    "Transaction",
+    "TransactionProducer",
+]
 
 
 class _Background:
@@ -202,6 +210,58 @@ class Producer(_Twin):
     request = _waits(producer.Producer.request)
     reply = _waits(producer.Producer.reply)
     queues = _waits(producer.Producer.queues)
+
+
+class Transaction:
+    """One transaction, for `with`. Made by `TransactionProducer.transaction`."""
+
+    def __init__(self, inner: transactions.Transaction, background: _Background) -> None:
+        self._inner = inner
+        self._background = background
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def half(self) -> transactions.HalfMessage:
+        return self._inner.half
+
+    def commit(self) -> None:
+        self._background.run(self._inner.commit)
+
+    def rollback(self) -> None:
+        self._background.run(self._inner.rollback)
+
+    def leave(self) -> None:
+        async def leave() -> None:
+            self._inner.leave()
+
+        self._background.run(leave)
+
+    def __enter__(self) -> Self:
+        self._background.run(self._inner.__aenter__)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._background.run(lambda: self._inner.__aexit__(*error))
+
+
+class TransactionProducer(Producer):
+    """Messages that wait for the end of a transaction; see `skylark.client.transactions`."""
+
+    @_made_like(transactions.TransactionProducer)
+    def __init__(self) -> None: ...
+
+    start = _waits(transactions.TransactionProducer.start)
+    close = _waits(transactions.TransactionProducer.close)
+    prepare = _waits(transactions.TransactionProducer.prepare)
+    commit = _waits(transactions.TransactionProducer.commit)
+    roll_back = _waits(transactions.TransactionProducer.roll_back)
+
+    def transaction(self, *args: Any, **options: Any) -> Transaction:
+        """A block that commits the message by its success and rolls it back by an exception."""
+        return Transaction(self._inner.transaction(*args, **options), self._background)
 
 
 class PushConsumer(_Twin):

@@ -1,0 +1,367 @@
+"""Messages that are delivered exactly if a local transaction succeeds.
+
+    async def checker(message: Message) -> bool | None:
+        return await orders.exists(message.msg_id)
+
+    async with TransactionProducer("localhost:9876", "shop", checker=checker) as producer:
+        async with producer.transaction("orders", b"42") as transaction:
+            await orders.insert(transaction.id, 42)
+
+The message waits at the broker, unseen, from the beginning of the block. Success of the block commits it, an exception
+rolls it back. If the producer dies in between, or its word does not reach the broker, the broker asks the `checker` of
+any producer in the group, again and again: True commits, False rolls back, None leaves it for the next time.
+
+- The checker must find out by what the transaction left behind, in a database say, under the id that it was given. It
+  may be asked in another process than the one that has the block open: where that is possible, it says None of what it
+  does not find, until the block must be over.
+- It is not asked for a block that is open in its own producer.
+- `prepare`, `commit` and `roll_back` are the steps by themselves. A `HalfMessage` can be kept (`encode`) and ended by
+  another process (`decode`) of the same group.
+- An error of a commit or a roll back does not say that it did not happen. What is not ended is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Self
+
+import msgspec
+
+from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
+from skylark.client.listening import is_asynchronous
+from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
+from skylark.client.producer import Producer, Select
+from skylark.net.connection import Connection
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import CheckTransactionState, EndTransaction, decode_header, encode_header
+from skylark.wire.message import (
+    PROPERTY_CHECK_IMMUNITY_SECONDS,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+    StoredMessage,
+    parse_message_id,
+)
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING_CHECKS: Final = 2000  # the broker asks again for what is dropped
+
+Checker = Callable[[Message], bool | Awaitable[bool | None] | None]
+"""Given the message of a transaction: whether it succeeded, or None if that is not known yet. A plain function runs in
+a thread."""
+
+
+class HalfMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits for the end of its transaction: all that is needed to end it."""
+
+    topic: str
+    group: str
+    broker: str
+    msg_id: str
+    offset_msg_id: str
+    half_offset: int
+
+    def encode(self) -> str:
+        """As text, to be kept or sent elsewhere."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Self:
+        """Raises ValueError for what `encode` did not make."""
+        return msgspec.json.decode(text, type=cls)
+
+
+class Transaction:
+    """One transaction, for `async with`. Made by `TransactionProducer.transaction`."""
+
+    half: HalfMessage
+    """within the block"""
+
+    def __init__(self, producer: TransactionProducer, prepare: Callable[[], Awaitable[HalfMessage]]) -> None:
+        self._producer = producer
+        self._prepare = prepare
+        self._is_open = False
+
+    @property
+    def id(self) -> str:
+        """The message's `msg_id`: what the transaction leaves behind should be found by it."""
+        return self.half.msg_id
+
+    async def commit(self) -> None:
+        """Ends the transaction before the end of the block."""
+        self.leave()
+        await self._producer.commit(self.half)
+
+    async def rollback(self) -> None:
+        self.leave()
+        await self._producer.roll_back(self.half)
+
+    def leave(self) -> None:
+        """The end of the block does nothing any more: whatever is not ended is left to the checker."""
+        self._is_open = False
+        self._producer._open.discard(self.id)
+
+    async def __aenter__(self) -> Self:
+        self.half = await self._prepare()
+        self._is_open = True
+        self._producer._open.add(self.id)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._is_open:
+            return
+        if kind is None:
+            await self.commit()
+            return
+        try:
+            await self.rollback()
+        except RocketMQError as e:  # the error of the block is the one to tell
+            log.warning("the roll back of %s may not have reached the broker, which will ask for it: %s", self.id, e)
+
+
+class TransactionProducer(Producer):
+    """A producer whose messages may wait for the end of a transaction; see the module for an example."""
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        group: str,
+        *,
+        checker: Checker | None,
+        topics: Sequence[str] = (),
+        max_checks: int = 16,
+        **options: Any,
+    ) -> None:
+        """
+        - `group`: all its producers must be able to tell how each other's transactions ended.
+        - `checker`: tells it; None answers nothing, so that what was not ended is given up by the broker in the end.
+        - `topics`: their brokers can ask from the start on; those of other topics, from the first message on.
+        - `max_checks`: so many calls of the checker at a time.
+        - the other `options` are those of `Producer`.
+        """
+        super().__init__(name_servers, group, **options)
+        self._topics = topics
+        self._open: set[str] = set()  # ids of messages that are being prepared, or whose block is open
+        self._checks = Checks(checker, max_checks) if checker is not None else None
+
+    async def start(self) -> None:
+        if self._courier is not None:
+            return
+        if self._checks is not None:
+            self.session.add_checker(self.group, self._asked)
+        try:
+            await super().start()
+        except BaseException:
+            self.session.remove_checker(self.group)
+            raise
+        courier = self._running_courier()
+        for topic in self._topics:
+            try:
+                await courier.route(self._namespace.wrap(topic))
+            except RocketMQError as e:
+                log.warning("the brokers of topic %s can't ask for transactions yet: %s", topic, e)
+        if self._topics:
+            await self.session.heartbeat()
+
+    async def close(self) -> None:
+        if self._courier is None:
+            return
+        if self._checks is not None:
+            self.session.remove_checker(self.group)
+            await self._checks.close()
+        await super().close()
+
+    def transaction(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        compress: bool = True,
+        check_after_s: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Transaction:
+        """A block that commits the message by its success and rolls it back by an exception. See `prepare`."""
+
+        def prepare() -> Awaitable[HalfMessage]:
+            return self.prepare(
+                topic, body, tag=tag, key=key, properties=properties, queue=queue, select=select, arg=arg,
+                ordering_key=ordering_key, flag=flag, compress=compress, check_after_s=check_after_s,
+                timeout_s=timeout_s,
+            )  # fmt: skip
+
+        return Transaction(self, prepare)
+
+    async def prepare(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        key: str | Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        select: Select | None = None,
+        arg: Any = None,
+        ordering_key: str | int | None = None,
+        flag: int = 0,
+        compress: bool = True,
+        check_after_s: int | None = None,
+        timeout_s: float | None = None,
+    ) -> HalfMessage:
+        """Stores a message at the broker that nobody gets before `commit`. Parameters and errors are those of `send`.
+
+        With `check_after_s` the broker waits so long before it asks, and then takes the end of the transaction from
+        the checker only. After an error there may be a half message nevertheless: the checker will be asked for its
+        id, which it does not know.
+        """
+        courier = self._running_courier()
+        sending = self._prepare(topic, body, tag, key, properties, flag=flag)
+        own = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
+        if check_after_s is not None:
+            if check_after_s < 0:
+                raise InvalidMessage(f"check_after_s is {check_after_s}; a number of seconds from 0 on is allowed")
+            own[PROPERTY_CHECK_IMMUNITY_SECONDS] = str(check_after_s)
+        sending.label(own)
+        sending.sys_flag |= SYS_TRANSACTION_PREPARED
+        if compress and len(body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if queue is not None or select is not None or ordering_key is not None:
+            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        if not self._slots.has_room(sending.size_bytes):
+            await self._wait_for_slot(sending)
+        self._open.add(sending.msg_id)
+        try:
+            await courier.depart(sending)
+            receipt: Receipt = await sending.future
+        finally:
+            self._open.discard(sending.msg_id)
+        half = HalfMessage(
+            topic=sending.topic,
+            group=self.group,
+            broker=receipt.queue.broker_name,
+            msg_id=receipt.msg_id,
+            offset_msg_id=receipt.offset_msg_id,
+            half_offset=receipt.queue_offset,
+        )
+        if receipt.status is not SendStatus.OK:
+            await self.roll_back(half)
+            raise RocketMQError(f"the message is rolled back, since it is not stored safely: {receipt.status}")
+        return half
+
+    async def commit(self, half: HalfMessage, *, timeout_s: float | None = None) -> None:
+        """Has the message delivered. Raises BrokerError if the broker refuses, NotReachable or RequestTimeout.
+
+        With Skylark, ending again as before does nothing and ending otherwise is refused; Apache's broker may then
+        deliver the message again.
+        """
+        await self._end(half, SYS_TRANSACTION_COMMIT, timeout_s)
+
+    async def roll_back(self, half: HalfMessage, *, timeout_s: float | None = None) -> None:
+        """Drops the message. Raises the same as `commit`."""
+        await self._end(half, SYS_TRANSACTION_ROLLBACK, timeout_s)
+
+    async def _end(self, half: HalfMessage, decision: int, timeout_s: float | None) -> None:
+        courier = self._running_courier()
+        if half.broker not in self.session.routes.brokers:
+            await courier.route(half.topic, refresh=True)  # the half message of another process
+        header = EndTransaction(
+            producer_group=half.group,
+            tran_state_table_offset=half.half_offset,
+            commit_log_offset=parse_message_id(half.offset_msg_id)[1],
+            commit_or_rollback=decision,
+            msg_id=half.msg_id,
+            topic=half.topic,
+            transaction_id=half.msg_id,
+            broker_name=half.broker,
+        )
+        request = Frame(RequestCode.END_TRANSACTION, encode_header(header))
+        answer = await self.session.ask_broker(
+            half.broker, request, self._timeout_s if timeout_s is None else timeout_s
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, half.broker)
+
+    def _asked(self, request: Frame, record: StoredMessage, connection: Connection) -> None:
+        """A broker wants to know how a transaction ended."""
+        question = decode_header(CheckTransactionState, request)
+        message = Message.from_record(record, question.broker_name or "")
+        message.topic = self._namespace.unwrap(message.topic)
+        if message.msg_id in self._open or self._checks is None:
+            return  # it will be ended here
+
+        def tell(committed: bool) -> None:
+            header = EndTransaction(
+                producer_group=self.group,
+                tran_state_table_offset=question.tran_state_table_offset,
+                commit_log_offset=question.commit_log_offset,
+                commit_or_rollback=SYS_TRANSACTION_COMMIT if committed else SYS_TRANSACTION_ROLLBACK,
+                msg_id=message.msg_id,
+                from_transaction_check=True,
+                topic=question.topic,
+                transaction_id=question.transaction_id,
+                broker_name=question.broker_name,
+            )
+            connection.notify(Frame(RequestCode.END_TRANSACTION, encode_header(header)))
+
+        self._checks.begin(message, tell)
+
+
+class Checks:
+    """Calls the checker, so many at a time; what waits is bounded too."""
+
+    def __init__(self, checker: Checker, max_checks: int) -> None:
+        if max_checks < 1:
+            raise ValueError("max_checks must be at least 1")
+        self._checker = checker
+        self._is_asynchronous = is_asynchronous(checker)
+        self._turn = asyncio.Semaphore(max_checks)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, message: Message, tell: Callable[[bool], None]) -> None:
+        """Has `tell` called with the answer, if the checker knows one."""
+        if len(self._tasks) >= _MAX_WAITING_CHECKS:
+            log.warning("%d transactions wait for the checker, %s is asked for later", len(self._tasks), message.msg_id)
+            return
+        task = asyncio.create_task(self._check(message, tell))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check(self, message: Message, tell: Callable[[bool], None]) -> None:
+        async with self._turn:
+            try:
+                answer: object
+                if self._is_asynchronous:
+                    answer = self._checker(message)
+                else:
+                    answer = await asyncio.to_thread(self._checker, message)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            except Exception:
+                log.exception("the checker failed for %s, it will be asked again", message.msg_id)
+                return
+        if answer is True or answer is False:
+            tell(answer)
+        elif answer is not None:
+            log.error("the checker said %r of %s; it may say True, False or None", answer, message.msg_id)

@@ -1,0 +1,202 @@
+"""The transaction producer against a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.live import Live, live_broker, messages_of
+from client.inbox import eventually
+from skylark import sync
+from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.message import Message
+from skylark.client.session import Session
+from skylark.client.transactions import HalfMessage, TransactionProducer
+from skylark.testing import LocalCluster
+from skylark.wire.codes import ResponseCode
+
+QUICKLY = {"transactionTimeOut": 1, "transactionCheckInterval": 20}
+
+
+class Oracle:
+    """A checker that says what it is told to, and notes what it was asked."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+        self.asked: list[Message] = []
+        self.came = asyncio.Event()
+
+    async def __call__(self, message: Message) -> Any:
+        self.asked.append(message)
+        self.came.set()
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def producer_at(broker: Live, oracle: Any = None, **options: Any) -> TransactionProducer:
+    return TransactionProducer(broker.namesrv, "shop", checker=oracle, timeout_s=10, **options)
+
+
+async def bodies_of(broker: Live, topic: str) -> list[bytes]:
+    """Everything that was delivered, from the oldest on."""
+    found = []
+    for queue_id in range(4):
+        answer = await broker.pull(topic, 0, queueId=queue_id)
+        if answer.code == ResponseCode.SUCCESS:
+            found += messages_of(answer)
+    return [message.body for message in sorted(found, key=lambda message: message.log_offset)]
+
+
+async def until_delivered(broker: Live, *expected: bytes) -> None:
+    async with asyncio.timeout(30):
+        while sorted(await bodies_of(broker, "orders")) != sorted(expected):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def test_a_block_commits_by_success_and_rolls_back_by_an_exception(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker, producer_at(broker) as producer:
+            async with producer.transaction("orders", b"good", tag="t", key="k", properties={"p": "v"}) as transaction:
+                assert await bodies_of(broker, "orders") == []
+                assert transaction.id == transaction.half.msg_id
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction("orders", b"bad"):
+                    raise ZeroDivisionError
+            with pytest.raises(asyncio.CancelledError):
+                async with producer.transaction("orders", b"cancelled"):
+                    raise asyncio.CancelledError
+            assert await bodies_of(broker, "orders") == [b"good"]
+
+    asyncio.run(run())
+
+
+def test_a_block_may_end_its_transaction_itself(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker, producer_at(broker) as producer:
+            async with producer.transaction("orders", b"no") as transaction:
+                await transaction.rollback()
+            with contextlib.suppress(ZeroDivisionError):
+                async with producer.transaction("orders", b"yes") as transaction:
+                    await transaction.commit()
+                    raise ZeroDivisionError
+            async with producer.transaction("orders", b"left") as transaction:
+                transaction.leave()
+            assert await bodies_of(broker, "orders") == [b"yes"]
+
+    asyncio.run(run())
+
+
+def test_the_steps_by_themselves_in_two_processes(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            async with producer_at(broker) as producer:
+                halves = [await producer.prepare("orders", b"%d" % number, ordering_key=1) for number in range(3)]
+                texts = [half.encode() for half in halves]
+                assert pickle.loads(pickle.dumps(halves)) == halves
+            async with producer_at(broker) as another:
+                first, second, third = map(HalfMessage.decode, texts)
+                await another.commit(first)
+                await another.commit(first)
+                await another.roll_back(second)
+                with pytest.raises(BrokerError, match="was rolled back already") as refusal:
+                    await another.commit(second)
+                assert refusal.value.code == ResponseCode.ILLEGAL_OPERATION
+                with pytest.raises(BrokerError, match="table offset wrong"):
+                    await another.commit(HalfMessage.decode(third.encode().replace(third.offset_msg_id, "0" * 32)))
+                assert await bodies_of(broker, "orders") == [b"0"]
+            with pytest.raises(ClientClosed):
+                await another.commit(third)
+        with pytest.raises(ValueError, match="JSON"):
+            HalfMessage.decode("nonsense")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_checker_is_asked_until_it_knows(tmp_path: Path, known: bool) -> None:
+    async def run() -> None:
+        oracle = Oracle(None, OSError("no database"), "perhaps", known)
+        async with live_broker(tmp_path, **QUICKLY) as broker, producer_at(broker, oracle) as producer:
+            half = await producer.prepare("orders", b"open", key="k")
+            await eventually(lambda: not oracle.answers)
+            await producer.send("orders", b"after")
+            assert {message.msg_id for message in oracle.asked} == {half.msg_id}
+            assert (oracle.asked[0].topic, oracle.asked[0].body, oracle.asked[0].keys) == ("orders", b"open", ["k"])
+            await until_delivered(broker, b"after", *([b"open"] if known else []))
+
+    asyncio.run(run())
+
+
+def test_the_checker_is_not_asked_for_an_open_block(tmp_path: Path) -> None:
+    async def run() -> None:
+        oracle = Oracle(False)
+        async with live_broker(tmp_path, **QUICKLY) as broker, producer_at(broker, oracle) as producer:
+            async with producer.transaction("orders", b"slow"):
+                other = await producer.prepare("orders", b"other")
+                await oracle.came.wait()
+                assert {message.msg_id for message in oracle.asked} == {other.msg_id}
+            assert await bodies_of(broker, "orders") == [b"slow"]
+
+    asyncio.run(run())
+
+
+def test_a_producer_that_comes_back_is_asked_for_what_another_left(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path, **QUICKLY) as broker:
+            async with producer_at(broker) as gone:
+                half = await gone.prepare("orders", b"left")
+            oracle = Oracle(True)
+            async with producer_at(broker, oracle, topics=["orders", "bad name"]):
+                await oracle.came.wait()
+                assert oracle.asked[0].msg_id == half.msg_id
+                await until_delivered(broker, b"left")
+
+    asyncio.run(run())
+
+
+def test_one_checker_a_group_and_session(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker, Session(broker.namesrv) as session:
+            async with TransactionProducer("unused", "shop", checker=Oracle(), session=session):
+                second = TransactionProducer("unused", "shop", checker=Oracle(), session=session)
+                with pytest.raises(RocketMQError, match="a session of its own"):
+                    await second.start()
+            async with second:
+                with pytest.raises(InvalidMessage, match="check_after_s"):
+                    await second.prepare("orders", b"x", check_after_s=-1)
+
+    asyncio.run(run())
+
+
+def test_the_blocking_twin() -> None:
+    threads: list[str] = []
+
+    def checker(message: Message) -> bool:
+        threads.append(threading.current_thread().name)
+        return True
+
+    with LocalCluster() as cluster:
+        with sync.TransactionProducer(cluster.name_servers, "shop", checker=checker) as producer:
+            with producer.transaction("orders", b"one") as transaction:
+                assert transaction.id == transaction.half.msg_id
+            with pytest.raises(ZeroDivisionError), producer.transaction("orders", b"two"):
+                raise ZeroDivisionError
+            with producer.transaction("orders", b"three") as transaction:
+                transaction.rollback()
+            with producer.transaction("orders", b"four") as transaction:
+                transaction.commit()
+            with producer.transaction("orders", b"five") as transaction:
+                transaction.leave()
+            producer.commit(producer.prepare("orders", b"six"))
+            producer.roll_back(producer.prepare("orders", b"seven"))
+        with sync.PullConsumer(cluster.name_servers, "readers") as reader:
+            found = [message.body for queue in reader.queues("orders") for message in reader.pull(queue, 0).messages]
+        assert sorted(found) == [b"four", b"one", b"six"]
