@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from drivers import Driver, Session, java_driver
+from mqadmin import Admin
 from servers import (
     APACHE_VERSION,
     CACHE,
@@ -63,6 +64,20 @@ def java_session(java: Driver, namesrv: str) -> Iterator[Session]:
     session = Session(java, namesrv)
     yield session
     session.close()
+
+
+@pytest.fixture(scope="session")
+def mqadmin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A process with Apache's mqadmin 5.5.0."""
+    _fetch_apache()
+    driver = java_driver(APACHE_VERSION, tmp_path_factory.mktemp("mqadmin"), "skylark.AdminDriver")
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def admin(mqadmin: Driver, server: Server) -> Admin:
+    return Admin(mqadmin, server)
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
-from drivers import Driver, DriverError, Session, java_driver
-from drivers import Producer as JavaProducer
+from drivers import Session
+from mqadmin import Admin
 from servers import Server, request
 
 from client.both.conftest import SecondBroker
+from client.both.traffic import Traffic
 from client.inbox import Inbox
-from skylark.client.errors import RocketMQError
 from skylark.client.listening import RetryLater
 from skylark.client.message import Message, MessageQueue
 from skylark.client.producer import Producer
@@ -27,25 +25,6 @@ LOGICAL = "__syslo__global__"
 QUEUES = 4
 DEADLINE_S = 90.0
 
-Admin = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def mqadmin(java: Driver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    driver = java_driver("5.5.0", tmp_path_factory.mktemp("mqadmin"), "skylark.AdminDriver")
-    yield driver
-    driver.close()
-
-
-@pytest.fixture
-def admin(mqadmin: Driver, namesrv: str) -> Admin:
-    def run(*command: str) -> str:
-        output: str = mqadmin.call("admin", args="\n".join([*command, "-n", namesrv]))["output"]
-        assert "\tat " not in output, output  # a stack trace
-        return output
-
-    return run
-
 
 @pytest.fixture
 def first_broker(server: Server, second_broker: SecondBroker) -> str:
@@ -56,77 +35,29 @@ def first_broker(server: Server, second_broker: SecondBroker) -> str:
     return name
 
 
-async def produce(send: Callable[[str], asyncio.Future[None]], prefix: str, wanted: asyncio.Event) -> list[str]:
-    """Sends numbered bodies until nobody wants more; those whose send succeeded."""
-    sent = []
-    for number in itertools.count():
-        if not wanted.is_set():
-            break
-        body = f"{prefix}-{number}"
-        try:
-            await send(body)
-        except (DriverError, RocketMQError):
-            await asyncio.sleep(0.1)  # its queue has just moved
-            continue
-        sent.append(body)
-        await asyncio.sleep(0.005)
-    return sent
-
-
 def test_queues_move_under_load(
     namesrv: str, admin: Admin, first_broker: str, second_broker: SecondBroker, java_session: Session, topic: str,
     group: str,
 ) -> None:  # fmt: skip
     async def main() -> None:
-        await asyncio.to_thread(admin, "updateStaticTopic", "-t", topic, "-qn", str(QUEUES), "-b", first_broker)
-        inbox = Inbox()
-        session = ClientSession(namesrv)
-        consumer = PushConsumer(group=f"{group}_python", session=session, listener=inbox, from_where="first")
-        consumer.subscribe(topic)
-        java = java_session.consumer(f"{group}_java", topic)
-        java_producer = java_session.producer(f"{group}_p")
-        async with consumer, Producer(session=session) as producer:
-            assert {q for q in consumer.queues if q.topic == topic} == {
-                MessageQueue(LOGICAL, number, topic) for number in range(QUEUES)
-            }
-            await asyncio.to_thread(java.await_queues, QUEUES)
-
-            def by_java(body: str) -> asyncio.Future[None]:
-                return asyncio.ensure_future(asyncio.to_thread(send_with_java, java_producer, topic, body))
-
-            def by_python(body: str) -> asyncio.Future[None]:
-                return asyncio.ensure_future(send_with_python(producer, topic, body))
-
-            wanted = asyncio.Event()
-            wanted.set()
-            producing = asyncio.gather(produce(by_java, "java", wanted), produce(by_python, "python", wanted))
-            await inbox.wait(40)
+        admin("updateStaticTopic", "-t", topic, "-qn", str(QUEUES), "-b", first_broker)
+        async with Traffic(namesrv, java_session, topic, group) as traffic:
+            await traffic.more()
+            owned = {queue for queue in traffic.consumer.queues if queue.topic == topic}
+            assert owned == {MessageQueue(LOGICAL, number, topic) for number in range(QUEUES)}
+            await asyncio.to_thread(traffic.java_consumer.await_queues, QUEUES)
             await asyncio.to_thread(admin, "remappingStaticTopic", "-t", topic, "-b", second_broker.name)
-            await inbox.wait(len(inbox.messages) + 40)
+            await traffic.more()
             both = f"{first_broker},{second_broker.name}"
             await asyncio.to_thread(admin, "remappingStaticTopic", "-t", topic, "-b", both)
-            await inbox.wait(len(inbox.messages) + 40)
-            wanted.clear()
-            sent = {body for bodies in await producing for body in bodies}
-            await inbox.until(lambda: {message.body.decode() for message in inbox.messages} >= sent)
-            seen: set[str] = set()
-            while not seen >= sent:
-                seen |= {event["body"] for event in await asyncio.to_thread(java.take, 1)}
-            assert {message.broker for message in inbox.messages} == {LOGICAL}
-            assert {message.queue_id for message in inbox.messages} == set(range(QUEUES))
-        await check_offsets(namesrv, f"{group}_python", topic, len(sent))
+            await traffic.more()
+            await traffic.stop()
+            await traffic.all_consumed()
+            assert {message.broker for message in traffic.inbox.messages} == {LOGICAL}
+            assert {message.queue_id for message in traffic.inbox.messages} == set(range(QUEUES))
+        await check_offsets(namesrv, f"{group}_python", topic, len(traffic.sent))
 
     asyncio.run(main())
-
-
-def send_with_java(producer: JavaProducer, topic: str, body: str) -> None:
-    [result] = producer.send(topic, body)
-    assert result["queue"] in range(QUEUES)
-
-
-async def send_with_python(producer: Producer, topic: str, body: str) -> None:
-    receipt = await producer.send(topic, body.encode())
-    assert receipt.queue.broker_name == LOGICAL
 
 
 async def check_offsets(namesrv: str, group: str, topic: str, count: int) -> None:
