@@ -25,7 +25,7 @@ from skylark.client.session import Session, drop_if_silent
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_MSG_REGION, encode_properties
+from skylark.wire.message import PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH, encode_properties
 from skylark.wire.routes import MASTER_ID
 
 log = logging.getLogger(__name__)
@@ -350,6 +350,7 @@ class Courier:
             msg_id=sending.msg_id,
             queue=queue,
             attempt=max(len(sending.tried), 1),
+            started_ms=now_ms(),
         )
         for hook in self._hooks:
             try:
@@ -378,6 +379,7 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
     offset = int(fields["queueOffset"])
     transaction_id = fields.get("transactionId")
     region = fields.get(PROPERTY_MSG_REGION)
+    is_traced = fields.get(PROPERTY_TRACE_SWITCH) != "false"
     if sending.batch_ids is None:
         return Receipt(
             status=status,
@@ -387,6 +389,7 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
             queue_offset=offset,
             transaction_id=transaction_id,
             region=region,
+            is_traced=is_traced,
         )
     offset_ids = fields.get("msgId", "").split(",")
     return [
@@ -398,6 +401,7 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
             queue_offset=offset + index,
             transaction_id=transaction_id,
             region=region,
+            is_traced=is_traced,
         )
         for index, msg_id in enumerate(sending.batch_ids)
     ]

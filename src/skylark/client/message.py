@@ -169,6 +169,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     queue_offset: int
     transaction_id: str | None = None
     region: str | None = None
+    is_traced: bool = True
+    """Whether the broker wants a trace of it, from clients that write any."""
 
 
 def _at(timestamp_ms: int) -> datetime:

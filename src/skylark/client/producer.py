@@ -33,6 +33,7 @@ from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.client.tracing import MAX_TRACE_BYTES, SEND_TIMEOUT_S, SendTraces, Tracer, trace_group, trace_topic
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
     check_body,
@@ -86,6 +87,21 @@ def select_by_hash(queues: Sequence[MessageQueue], key: Any) -> MessageQueue:
     return queues[abs(value) % len(queues)]
 
 
+def open_tracer(session: Session, group: str, role: str, trace: bool | str) -> Tracer | None:
+    """A tracer for a client of the session, if it is to be traced; its messages take ways of their own."""
+    topic = trace_topic(trace)
+    if topic is None:
+        return None
+    check_send_topic(topic)
+    producer = Producer(
+        group=trace_group(group, role),
+        session=session.companion,
+        timeout_s=SEND_TIMEOUT_S,
+        max_message_bytes=MAX_TRACE_BYTES,
+    )
+    return Tracer(producer, topic)
+
+
 class Producer:
     """Sends messages to the brokers that the name servers know. See the module for an example."""
 
@@ -111,6 +127,7 @@ class Producer:
         default_topic_queues: int = DEFAULT_TOPIC_QUEUES,
         hooks: Sequence[SendHook] = (),
         namespace: str = "",
+        trace: bool | str = False,
     ) -> None:
         """
         - `session`: shares the connections of a session; without one, the producer has its own.
@@ -119,6 +136,7 @@ class Producer:
         - `avoid_slow_brokers`: latency fault tolerance; see `skylark.client.faults` for its table.
         - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None.
         - `namespace`: stands before the names of group and topics on the wire.
+        - `trace`: True, or the name of a topic, writes a trace of every send there.
         """
         self.session = session_of(session, name_servers, namespace)
         self._namespace = self.session.namespace
@@ -149,6 +167,9 @@ class Producer:
             default_topic_queues=default_topic_queues,
             hooks=self.hooks,
         )
+        self._tracer = open_tracer(self.session, group, "PRODUCE", trace)
+        if self._tracer is not None:
+            self.hooks.append(SendTraces(self._tracer, self.session))
         self._courier: Courier | None = None  # while the producer is open
         self._clock_s: Callable[[], float]
         if self._codec is not None:
@@ -164,6 +185,8 @@ class Producer:
         self._clock_s = asyncio.get_running_loop().time
         self._courier = self._make_courier()
         await self.session.add_producer(self.group)
+        if self._tracer is not None:
+            await self._tracer.start()
 
     async def close(self) -> None:
         """Takes no more messages, waits for those on their way and leaves the session."""
@@ -172,6 +195,8 @@ class Producer:
             return
         await self._slots.drained()
         courier.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self.session.remove_producer(self.group)
         await self.session.release()
 
@@ -416,6 +441,7 @@ class Producer:
         """
         courier = self._running_courier()
         sending = self._prepare(reply_topic(request), body, None, None, properties, flag=flag)
+        sending.topic = reply_topic(request)  # it belongs to the system and has no namespace
         sending.label(reply_properties(request))
         sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
         if compress and len(body) > self._compress_over_bytes:

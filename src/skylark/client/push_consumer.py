@@ -26,11 +26,13 @@ from skylark.client.errors import ClientClosed, InvalidMessage
 from skylark.client.listening import ConsumeHook, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
 from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
+from skylark.client.producer import open_tracer
 from skylark.client.pulling import Limits
 from skylark.client.rebalance import QueuesChanged
 from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start
 from skylark.client.subscriptions import build_subscription, retry_topic
+from skylark.client.tracing import ConsumeTraces
 from skylark.client.validation import check_group, check_topic
 from skylark.wire.bodies import MessageQueue, Subscription
 
@@ -70,6 +72,7 @@ class PushConsumer:
         namespace: str = "",
         mode: Literal["pull", "pop", "broker"] = "pull",
         invisible_s: float = 60.0,
+        trace: bool | str = False,
     ) -> None:
         """
         - `listener`: takes a message, or a list if `batch_size` is given; may be set by `@consumer.listen` too.
@@ -89,6 +92,7 @@ class PushConsumer:
         - `mode`: "pull" shares the queues among the members; "pop" takes single messages from queues that are open to
           all members; "broker" does what the brokers are told for the group (`mqadmin setConsumeMode`).
         - `invisible_s`: how long a popped message is hidden from the others; it is extended while the listener works.
+        - `trace`: True, or the name of a topic, writes a trace of everything that is consumed there.
         """
         self._session = session_of(session, name_servers, namespace)
         self._namespace = self._session.namespace
@@ -100,6 +104,9 @@ class PushConsumer:
         _check_range("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH)
         self._group = group
         self._listener = listener
+        self._tracer = open_tracer(self._session, group, "CONSUME", trace)
+        if self._tracer is not None:
+            hooks = (*hooks, ConsumeTraces(self._tracer, self._session, consume_timeout_s))
         self._options = Options(
             is_broadcasting=model == "broadcasting",
             is_orderly=orderly,
@@ -205,6 +212,8 @@ class PushConsumer:
             retries = retry_topic(self._group)
             self._subscriptions[retries] = build_subscription(retries, version=now_ms())
         await self._session.acquire()
+        if self._tracer is not None:
+            await self._tracer.start()
         self._member = Membership(
             self._session,
             self._group,
@@ -228,6 +237,8 @@ class PushConsumer:
         try:
             await self._member.stop()
         finally:
+            if self._tracer is not None:
+                await self._tracer.close()
             await self._session.release()
             self._ended.set()
 

@@ -85,6 +85,7 @@ class SendContext(msgspec.Struct, kw_only=True):
     msg_id: str
     queue: MessageQueue
     attempt: int
+    started_ms: int = 0
     receipts: list[Receipt] = []
     error: Exception | None = None
 

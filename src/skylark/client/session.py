@@ -180,6 +180,7 @@ class Session:
         self._checkers: dict[str, TransactionCheck] = {}
         self._consumers: dict[str, ConsumerMember] = {}
         self._name_server = random.randrange(len(self.name_servers))
+        self._companion: Session | None = None
         self._users = 0
         self._pid = 0
         self._pool: Pool | None = None
@@ -251,6 +252,13 @@ class Session:
                 f"this client was started by process {self._pid} and is used by {os.getpid()}, forked from it; "
                 f"make a client of its own in the child, after the fork"
             )
+
+    @property
+    def companion(self) -> Session:
+        """A session at the same servers for what goes beside: its own connections, and no namespace."""
+        if self._companion is None:
+            self._companion = Session(self.name_servers, request_timeout_s=self.request_timeout_s)
+        return self._companion
 
     # Requests.
 
