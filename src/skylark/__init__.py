@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skylark.client.errors import ClientClosed as ClientClosed
     from skylark.client.errors import ForkedProcess as ForkedProcess
     from skylark.client.errors import InvalidMessage as InvalidMessage
+    from skylark.client.errors import MessageNotFound as MessageNotFound
     from skylark.client.errors import NotReachable as NotReachable
     from skylark.client.errors import RequestTimeout as RequestTimeout
     from skylark.client.errors import RocketMQError as RocketMQError
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from skylark.client.producer import Producer as Producer
     from skylark.client.pull_consumer import PullConsumer as PullConsumer
     from skylark.client.push_consumer import PushConsumer as PushConsumer
+    from skylark.client.query import QueryClient as QueryClient
     from skylark.client.sending import SendContext as SendContext
     from skylark.client.sending import SendHook as SendHook
     from skylark.client.session import Session as Session
     from skylark.client.simple_consumer import SimpleConsumer as SimpleConsumer
+    from skylark.client.traces import TraceEvent as TraceEvent
     from skylark.client.transactions import HalfMessage as HalfMessage
     from skylark.client.transactions import Transaction as Transaction
     from skylark.client.transactions import TransactionProducer as TransactionProducer
@@ -54,8 +57,8 @@ else:
         "app": "App",
         "compression": "Codec",
         "errors": (
-            "BatchInterrupted BrokerError ClientClosed ForkedProcess InvalidMessage NotReachable RequestTimeout "
-            "RocketMQError RouteNotFound UnreadableMessage"
+            "BatchInterrupted BrokerError ClientClosed ForkedProcess InvalidMessage MessageNotFound NotReachable "
+            "RequestTimeout RocketMQError RouteNotFound UnreadableMessage"
         ),
         "listening": "Acked ConsumeContext ConsumeHook RetryLater Suspend",
         "lite_pull_consumer": "LitePullConsumer",
@@ -63,10 +66,12 @@ else:
         "producer": "Producer",
         "pull_consumer": "PullConsumer",
         "push_consumer": "PushConsumer",
+        "query": "QueryClient",
         "sending": "SendContext SendHook",
         "session": "Session",
         "transactions": "HalfMessage Transaction TransactionProducer",
         "simple_consumer": "SimpleConsumer",
+        "traces": "TraceEvent",
     }
     _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,6 +12,7 @@ import typer
 from skylark.cli.broker import broker
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
+from skylark.cli.queries import query, trace
 from skylark.cli.serving import Failure
 from skylark.cli.up import up
 from skylark.config.properties import ConfigError
@@ -28,6 +29,8 @@ app.command()(broker)
 app.command()(send)
 app.command()(consume)
 app.command()(tail)
+app.command()(query)
+app.command()(trace)
 
 
 def _version(asked: bool) -> None:

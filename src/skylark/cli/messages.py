@@ -104,7 +104,7 @@ def send(
             else:
                 await _send_lines(producer, topic, file, {"tag": tag, "key": key, "delay_level": delay_level})
 
-    _run(main)
+    run_client(main)
 
 
 def consume(
@@ -140,7 +140,7 @@ def consume(
             consumer.subscribe(topic, tag)
             await _print_messages(consumer, max_count, idle, as_json)
 
-    _run(main)
+    run_client(main)
 
 
 def tail(
@@ -182,7 +182,7 @@ def tail(
                 await consumer.seek(queue, offset)
             await _print_messages(consumer, max_count, idle, as_json)
 
-    _run(main)
+    run_client(main)
 
 
 async def _tail_start(consumer: "LitePullConsumer", queue: "MessageQueue", last: int, since_ms: int | None) -> int:
@@ -198,7 +198,7 @@ def _age_ms(age: str) -> int:
     return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_S[found[2]] * 1000
 
 
-def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_client(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs a command; what goes wrong with the servers is one line."""
     from skylark.client.errors import NotReachable, RocketMQError
 
@@ -281,7 +281,7 @@ async def _print_messages(
     count = 0
     with _progress("received", only_if=not sys.stdout.isatty()) as advance:
         async for message in _until_stopped(consumer, idle_s):
-            sys.stdout.buffer.write(_as_json(message) if as_json else message.body + b"\n")
+            sys.stdout.buffer.write(as_json_line(message) if as_json else message.body + b"\n")
             sys.stdout.buffer.flush()
             count += 1
             advance(count)
@@ -309,7 +309,7 @@ async def _until_stopped(consumer: "LitePullConsumer", idle_s: float | None) -> 
             yield message
 
 
-def _as_json(message: "Message") -> bytes:
+def as_json_line(message: "Message") -> bytes:
     record = {
         "topic": message.topic,
         "body": message.body.decode("utf-8", "replace"),

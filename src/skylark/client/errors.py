@@ -41,6 +41,10 @@ class RouteNotFound(RocketMQError):
     """The name servers know no broker that serves the topic."""
 
 
+class MessageNotFound(RocketMQError, LookupError):
+    """No message is where it was looked for."""
+
+
 class RequestTimeout(RocketMQError, TimeoutError):
     """No answer in time. What was asked may still have happened."""
 

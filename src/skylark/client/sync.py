@@ -21,7 +21,15 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, simple_consumer, transactions
+from skylark.client import (
+    lite_pull_consumer,
+    producer,
+    pull_consumer,
+    push_consumer,
+    query,
+    simple_consumer,
+    transactions,
+)
 from skylark.client.errors import ForkedProcess
 from skylark.client.listening import Listener
 from skylark.client.message import Message, MessageQueue
@@ -35,6 +43,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "PushConsumer",
+    "QueryClient",
     "SimpleConsumer",
     "Transaction",
     "TransactionProducer",
@@ -369,3 +378,20 @@ class LitePullConsumer(_Iterating):
     commit = _waits(lite_pull_consumer.LitePullConsumer.commit)
     pause = _calls(lite_pull_consumer.LitePullConsumer.pause)
     resume = _calls(lite_pull_consumer.LitePullConsumer.resume)
+
+
+class QueryClient(_Twin):
+    """Looks messages up; see `skylark.client.query`."""
+
+    @_made_like(query.QueryClient)
+    def __init__(self) -> None: ...
+
+    start = _waits(query.QueryClient.start)
+    close = _waits(query.QueryClient.close)
+    by_key = _waits(query.QueryClient.by_key)
+    by_unique_key = _waits(query.QueryClient.by_unique_key)
+    by_id = _waits(query.QueryClient.by_id)
+    by_offset = _waits(query.QueryClient.by_offset)
+    by_time = _waits(query.QueryClient.by_time)
+    trace = _waits(query.QueryClient.trace)
+    queues = _waits(query.QueryClient.queues)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from skylark.client.errors import NotReachable, RocketMQError
+from skylark.client.errors import InvalidMessage, NotReachable
 from skylark.client.listening import ConsumeContext, ConsumeHook
 from skylark.client.message import Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
@@ -138,12 +138,12 @@ class Tracer:
         body = "".join([encode_trace(trace) for trace in traces]).encode("utf-8", "replace")
         try:
             sent = await self._producer.send_soon(self._topic, body, key=sorted(trace_keys(traces)))
-        except RocketMQError as e:
-            if len(traces) > 1:  # keys of their messages may be too long together
-                for trace in traces:
-                    await self._send([trace])
+        except InvalidMessage as e:
+            if len(traces) == 1:
+                self._note(e)
                 return
-            self._note(e)
+            for trace in traces:  # the keys of all their messages may be too long together
+                await self._send([trace])
         else:
             sent.add_done_callback(self._sent)
 

@@ -33,7 +33,7 @@ final class Producers {
 
     void register() {
         commands.on("producer", args -> {
-            DefaultMQProducer producer = new DefaultMQProducer(args.text("group"));
+            DefaultMQProducer producer = new DefaultMQProducer(args.text("group"), args.has("trace"), args.text("trace", null));
             Driver.configure(producer, args);
             producer.setDefaultTopicQueueNums(args.number("topicQueues", 4));
             producer.setSendMsgTimeout(args.number("timeoutMs", 10_000));

@@ -51,7 +51,7 @@ final class PushConsumers {
     }
 
     private DefaultMQPushConsumer create(Commands.Args args) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.text("group"), args.has("trace"), args.text("trace", null));
         Driver.configure(consumer, args);
         consumer.setConsumeFromWhere(Driver.fromWhere(args));
         consumer.setConsumeThreadMin(args.number("threads", 4));

@@ -1,0 +1,121 @@
+"""What is traced, and what happens when a trace can't be written."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from broker.live import live_broker
+from client.inbox import Inbox
+from client.scripted import never, refuses, scripted_cluster
+from skylark.client.producer import Producer
+from skylark.client.push_consumer import PushConsumer
+from skylark.client.query import QueryClient
+from skylark.client.tracing import MAX_PENDING, Tracer
+from skylark.wire.codes import ResponseCode
+from skylark.wire.trace import Recall, SubAfter, decode_traces
+
+RECALL = Recall(time_ms=1, region="r", group="g", topic="t", msg_id="M")
+
+
+def test_a_broker_that_wants_no_traces_gets_none(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path, traceOn=False, traceTopicEnable=True) as broker:
+            inbox = Inbox()
+            consumer = PushConsumer(broker.namesrv, "g", listener=inbox, from_where="first", trace=True)
+            consumer.subscribe("t")
+            async with Producer(broker.namesrv, trace=True) as producer:
+                receipt = await producer.send("t", b"hello")
+                assert not receipt.is_traced
+                async with consumer:
+                    await inbox.wait(1)
+            async with QueryClient(broker.namesrv) as query:
+                assert await query.trace(receipt.msg_id) == []
+                assert await query.by_time("RMQ_SYS_TRACE_TOPIC", 0) == []
+
+    asyncio.run(run())
+
+
+def test_traces_are_no_messages_to_trace(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            async with Producer(broker.namesrv, group="g", trace="traces") as producer:
+                receipt = await producer.send("t", b"hello")
+            async with QueryClient(broker.namesrv) as query:
+                (message,) = await query.by_time("traces", 0)
+                assert message.keys == [receipt.msg_id]
+                assert [trace.msg_id for trace in decode_traces(message.body.decode())] == [receipt.msg_id]
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_raises_is_told_apart(tmp_path: Path) -> None:
+    async def run() -> None:
+        failed = asyncio.Event()
+
+        async def fail(_: object) -> None:
+            failed.set()
+            raise RuntimeError("no")
+
+        async with live_broker(tmp_path) as broker:
+            async with Producer(broker.namesrv, group="g") as producer:
+                receipt = await producer.send("t", b"hello")
+            consumer = PushConsumer(broker.namesrv, "g", listener=fail, from_where="first", trace=True)
+            consumer.subscribe("t")
+            async with consumer:
+                await failed.wait()
+            async with QueryClient(broker.namesrv) as query:
+                events = await query.trace(receipt.msg_id)
+                assert [(event.what, event.result) for event in events] == [
+                    ("consuming", ""),
+                    ("consumed", "failed (exception)"),
+                ]
+
+    asyncio.run(run())
+
+
+def test_sending_goes_on_when_traces_cannot_be_written() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1, traces=1) as cluster:
+            broker = cluster.brokers[0]
+            stored = broker.answer
+            broker.answer = lambda request: (
+                request.reply(ResponseCode.NO_PERMISSION, "no") if request.fields["b"] == "traces" else stored(request)
+            )
+            async with Producer(cluster.namesrv, trace="traces", timeout_s=30) as producer:
+                for _ in range(50):
+                    await producer.send("orders", b"x")
+
+    asyncio.run(run())
+
+
+def test_what_is_pending_is_bounded() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", traces=1) as cluster:
+            cluster.brokers[0].answer = never
+            tracer = Tracer(Producer(cluster.namesrv, timeout_s=0.1, retries=0), "traces")
+            await tracer.start()
+            tracer.add([RECALL] * (MAX_PENDING + 5))
+            assert tracer.dropped == 5
+            cluster.brokers[0].answer = refuses(ResponseCode.NO_PERMISSION)
+            await tracer.close()
+
+    asyncio.run(run())
+
+
+def test_records_whose_keys_are_too_long_together_go_one_by_one(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            keys = ["k" * 3000 + str(number) for number in range(18)]
+            tracer = Tracer(Producer(broker.namesrv), "traces")
+            await tracer.start()
+            tracer.add(
+                SubAfter(request_id="r", msg_id=f"M{i}", cost_ms=1, is_success=True, keys=key)
+                for i, key in enumerate(keys)
+            )
+            await tracer.close()
+            async with QueryClient(broker.namesrv) as query:
+                found = await query.by_time("traces", 0)
+                assert sorted(message.keys[0] for message in found) == sorted(f"M{i}" for i in range(18))
+
+    asyncio.run(run())
