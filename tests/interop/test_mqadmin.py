@@ -215,6 +215,36 @@ def test_print_messages(admin: Admin, server: Server, session: Session, topic: s
     assert sorted(re.findall(r"BODY: (\S+)", filtered)) == sorted(numbered("m", 12)[1::2])
 
 
+def test_query_message_by_offset(admin: Admin, topic: str, sent: Event) -> None:
+    place = ("-b", sent["broker"], "-i", str(sent["queue"]))
+    output = admin("queryMsgByOffset", "-t", topic, *place, "-o", "0", "-f", "UTF-8")
+    assert value(output, "OffsetID") == sent["offsetMsgId"]
+    assert value(output, "Message Body") == "the body"
+    assert "OffsetID" not in admin("queryMsgByOffset", "-t", topic, *place, "-o", "5"), "an offset outside the queue"
+
+
+def test_query_message_by_tag(admin: Admin, topic: str, sent: Event) -> None:
+    rows = columns(admin("queryMsgByKey", "-t", topic, "-k", "blue", "-p", "T"))
+    assert [row[:3] for row in rows] == [[sent["msgId"], str(sent["queue"]), "0"]]
+
+
+def test_print_messages_of_a_queue(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
+    make_topic(admin, server, topic)
+    sent = session.producer(group).send(topic, "m", count=8, mode="ordered", shards=2, tags="a,b,b,a")
+    output = admin("printMsgByQueue", "-t", topic, "-a", sent[0]["broker"], "-i", "1", "-d", "true", "-p", "true")
+    assert re.findall(r"BODY: (\S+)", output) == ["m-1", "m-3", "m-5", "m-7"]
+    counts = admin("printMsgByQueue", "-t", topic, "-a", sent[0]["broker"], "-i", "0", "-f", "true")
+    assert sorted(re.findall(r"Tag: (\S+)\s+Count: (\d+)", counts)) == [("a", "2"), ("b", "2")]
+
+
+def test_consume_messages(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
+    make_topic(admin, server, topic, 2)
+    sent = session.producer(group).send(topic, "m", count=6, mode="ordered", shards=2)
+    # The tool can do this once in its life: its consumer is a field of the command.
+    output = admin("consumeMessage", "-t", topic, "-b", sent[0]["broker"], "-i", "1", "-o", "1", "-c", "2")
+    assert re.findall(r"BODY: (\S+)", output) == ["m-3", "m-5"]
+
+
 def test_reset_offset_of_a_resting_group(
     admin: Admin, server: Server, session: Session, topic: str, group: str
 ) -> None:
