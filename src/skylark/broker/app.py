@@ -16,11 +16,13 @@ from typing import Final
 from skylark.broker import admin, clients, filters, groups, locks, offsets, query, relays, resets, topics
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.assignment import Assignments
+from skylark.broker.checkback import CheckBack
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
 from skylark.broker.filterdata import FilterTable
 from skylark.broker.groups import Groups
+from skylark.broker.halves import Halves
 from skylark.broker.locks import Locks
 from skylark.broker.logical_queues import LogicalQueues
 from skylark.broker.neighbours import Neighbours
@@ -37,7 +39,8 @@ from skylark.broker.static_topics import StaticTopics
 from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
-from skylark.net.connection import Handler
+from skylark.broker.transactions import Transactions
+from skylark.net.connection import Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
@@ -88,7 +91,10 @@ class Broker:
             raise
         await self._registration.register()
         self._tasks.append(asyncio.create_task(self._registration.run()))
-        for work in (self._deliver, self._deliver_timers, self._revive, self._save_tables, self._keep_house):
+        for work in (
+            self._deliver, self._deliver_timers, self._revive, self._write_ops, self._check_transactions,
+            self._save_tables, self._keep_house,
+        ):  # fmt: skip
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
 
@@ -103,6 +109,7 @@ class Broker:
         self._assignments.close()
         self._neighbours.close()
         await self._server.stop()
+        self._write_ops()
         self._store.flush()
         self._save_tables()
         self._store.close()
@@ -123,7 +130,8 @@ class Broker:
         self._clients.on_subscribe = lambda group, wanted: self._filters.subscribed(group, wanted, clock())
         self._clients.on_empty = lambda group: self._filters.left(group, clock())
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
-        self._store = Store.open(_store_config(config, encode_host(resolved(config.broker_ip1), port)))
+        broker_host = encode_host(resolved(config.broker_ip1), port)
+        self._store = Store.open(_store_config(config, broker_host))
         self._arrivals = Arrivals(self._record_of)
         self._store.on_arrival = self._arrived
         self._put = Put(self._store, config, self._stats)
@@ -134,6 +142,8 @@ class Broker:
             self._timers.delivered_to_ms, tables,
         )  # fmt: skip
         self._assignments = Assignments(config, self._topics, self._groups, self._clients, tables, steady_clock_ms)
+        self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
+        self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
         self._address = _join(config.broker_ip1, port)
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
@@ -157,6 +167,7 @@ class Broker:
             **Recalls(config, put, self._topics, clock).handlers(),
             **self._timers.handlers(),
             **Retries(config, store, put, self._topics, self._groups, self._stats, clock).handlers(),
+            **Transactions(self._halves, store, put, config, clock).handlers(),
             **Pulls(
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats,
                 self._filters,
@@ -226,8 +237,19 @@ class Broker:
     def _revive(self) -> float:
         return self._popping.revive(self._clock())
 
+    def _write_ops(self) -> float:
+        try:
+            self._halves.write_ops(self._clock())
+        except RequestFailed as e:
+            log.warning("op messages of transactions wait: %s", e)
+        return self.config.transaction_op_batch_interval / 1000
+
+    def _check_transactions(self) -> float:
+        return self._check_back.run(self._clock())
+
     def _save_tables(self) -> float:
         """Writes the tables that have changed; one that can't be written is tried again the next time."""
+        self._halves.save()  # into the table of offsets
         for save in (
             self._save_offsets,
             self._topics.save,

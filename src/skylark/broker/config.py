@@ -112,6 +112,14 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     allow_recall_when_broker_not_writeable: bool = True
     store_reply_message_enable: bool = True
 
+    # Transactions
+    reject_transaction_message: bool = False
+    transaction_time_out: Millis = 6_000
+    transaction_check_max: Count = 15
+    transaction_check_interval: Millis = 30_000
+    transaction_op_msg_max_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
+    transaction_op_batch_interval: Millis = 3_000
+
     # Pulling
     long_polling_enable: bool = True
     short_polling_time_mills: Millis = 1_000
@@ -191,9 +199,11 @@ UPDATABLE_KEYS = frozenset(
     maxTransferBytesOnMessageInMemory
     maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory notifyConsumerIdsChangedEnable
     popFromRetryProbability popFromRetryProbabilityForPriority popLongPollingForceNotifyInterval popPollingSize
-    popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable retrieveMessageFromPopRetryTopicV1
-    reviveInterval serverLoadBalancerEnable shortPollingTimeMills slaveReadEnable storeReplyMessageEnable
-    timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable useSeparateRetryQueue useServerSideResetOffset
+    popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable rejectTransactionMessage
+    retrieveMessageFromPopRetryTopicV1 reviveInterval serverLoadBalancerEnable shortPollingTimeMills slaveReadEnable
+    storeReplyMessageEnable timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable transactionCheckInterval
+    transactionCheckMax transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut useSeparateRetryQueue
+    useServerSideResetOffset
     """.split()
 )
 

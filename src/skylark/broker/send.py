@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
+from skylark.broker.halves import become_half
 from skylark.broker.locks import Locks
 from skylark.broker.message_types import check_type, place_by_priority
-from skylark.broker.parking import recall_handle
+from skylark.broker.parking import DELAY_PROPERTIES, recall_handle
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
@@ -110,13 +111,15 @@ class Sends:
             check_type(topic, message.properties)
         if PROPERTY_PRIORITY in message.properties:
             place_by_priority(message, topic)
-        self._refuse_transactions(message)
+        is_half = self._is_half(message)
         if header.topic.startswith(RETRY_PREFIX):
             self._to_dead_letters_if_spent(request, header, message)
         unique_key = message.properties.get(PROPERTY_UNIQUE_KEY)
         if not unique_key:
             unique_key = message.properties[PROPERTY_UNIQUE_KEY] = os.urandom(16).hex().upper()
-        queue_id = message.queue_id  # before a delay moves the message
+        queue_id = message.queue_id  # before a delay or a transaction moves the message
+        if is_half:
+            become_half(message)
         appended = self._put.one(message, self._clock())
         reply = self._acknowledge(request, appended.message_id, queue_id, appended.queue_offset, unique_key)
         if PROPERTY_TIMER_OUT_MS in message.properties:
@@ -229,14 +232,22 @@ class Sends:
             )
         return topic
 
-    def _refuse_transactions(self, message: Message) -> None:
-        if message.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true" and not (
-            message.reconsume_times > 0 and PROPERTY_DELAY_LEVEL in message.properties
-        ):
+    def _is_half(self, message: Message) -> bool:
+        """Whether the message waits for the end of a transaction."""
+        properties = message.properties
+        if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() != "true":
+            return False
+        if message.reconsume_times > 0 and PROPERTY_DELAY_LEVEL in properties:
+            return False  # old clients send a message back with all its properties
+        if self._config.reject_transaction_message:
             raise RequestFailed(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.broker_ip1}] sending transaction message is forbidden",
             )
+        if not DELAY_PROPERTIES.isdisjoint(properties):
+            # Apache's clients refuse it by these words; its broker takes it and delivers it nowhere.
+            raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "Transactional messages do not support delayed delivery")
+        return True
 
     def _to_dead_letters_if_spent(self, request: Frame, header: SendHeader, message: Message) -> None:
         """A message that a client sends to a retry topic by itself obeys the same limit as one that is sent back."""

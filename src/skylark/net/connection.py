@@ -131,6 +131,11 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the connection is open and its peer has read enough of what was written."""
+        return self.is_open and not self._write_blocked
+
     def close(self) -> None:
         """Closes after what was written has left."""
         self._flush()

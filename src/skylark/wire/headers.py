@@ -127,6 +127,35 @@ class ConsumerSendMsgBack(msgspec.Struct, rename="camel"):
     max_reconsume_times: int | None = None
 
 
+class EndTransaction(msgspec.Struct, rename="camel"):
+    producer_group: str
+    tran_state_table_offset: int
+    commit_log_offset: int
+    commit_or_rollback: int
+    msg_id: str
+    from_transaction_check: bool = False
+    topic: str | None = None
+    transaction_id: str | None = None
+    broker_name: str | None = msgspec.field(default=None, name="bname")
+
+
+class CheckTransactionState(msgspec.Struct, rename="camel"):
+    """A broker's question to a producer, with the stored half message as its body."""
+
+    tran_state_table_offset: int
+    commit_log_offset: int
+    topic: str | None = None
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    broker_name: str | None = msgspec.field(default=None, name="bname")
+
+
+class ResumeCheckHalfMessage(msgspec.Struct, rename="camel"):
+    msg_id: str
+    topic: str | None = None
+
+
 class QueryConsumerOffset(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
