@@ -133,8 +133,11 @@ def test_whoever_has_enough_may_leave(cluster: LocalCluster, topic: str) -> None
         (["send", "orders", "-f", "absent.txt"], r"cannot read absent\.txt: No such file"),
         (["consume", "absent", "--group", "g"], "do not know topic 'absent'"),
         (["consume", "absent"], r"Missing option '--group'.*see skylark consume --help"),
+        (["send", "orders", "hello", "--delay", "soon"], "--delay 'soon' is not a length of time"),
+        (["send", "orders", "hello", "--delay", "1s", "--delay-level", "1"], "exclude each other"),
+        (["send", "orders", "hello", "--delay", "9d"], "should not be bigger than the max delay"),
         (["tail", "absent"], "do not know topic 'absent'"),
-        (["tail", "orders", "--since", "soon"], "'soon' is not an age"),
+        (["tail", "orders", "--since", "soon"], "'soon' is not a length of time"),
     ],
 )
 def test_a_mistake_is_one_clear_line(cluster: LocalCluster, arguments: list[str], pattern: str) -> None:

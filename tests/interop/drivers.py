@@ -176,6 +176,10 @@ class Session:
         """Replies `re: BODY` to every request; deliveries tell in `reply` how that went. Option: times."""
         return PushConsumer(self, self._open("responder", {"group": group, "topic": topic, **options}), topic)
 
+    def timers(self, group: str) -> Client:
+        """Sends with a time of delivery; only the newest version can."""
+        return Client(self, self._open("timers", {"group": group}))
+
     def puller(self, group: str) -> Client:
         return Client(self, self._open("puller", {"group": group}))
 

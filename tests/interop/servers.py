@@ -155,8 +155,9 @@ class Server(ABC):
     broker_addr: str
     store: Path
 
-    def __init__(self, directory: Path, replaces: Server | None = None) -> None:
+    def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
         self.directory = directory
+        self._settings = broker_settings
         self.store = replaces.store if replaces is not None else directory / "store"
         addresses = (replaces.namesrv_addr, replaces.broker_addr) if replaces is not None else free_addresses()
         self.namesrv_addr, self.broker_addr = addresses
@@ -183,8 +184,7 @@ class Server(ABC):
 
 class SkylarkServer(Server):
     def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
-        super().__init__(directory, replaces)
-        self._settings = broker_settings
+        super().__init__(directory, replaces, **broker_settings)
         self._process: Process | None = None
 
     def start(self) -> None:

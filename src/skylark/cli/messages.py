@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from datetime import datetime
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -69,6 +70,13 @@ def send(
     delay_level: Annotated[
         int, typer.Option(min=0, max=18, metavar="LEVEL", help="Deliver later: 1 is 1 s, 3 is 10 s, 18 is 2 h.")
     ] = 0,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Deliver after any time, such as 90s, 15m, 2h or 1d.")
+    ] = None,
+    deliver_at: Annotated[
+        datetime | None,
+        typer.Option(metavar="TIME", help="Deliver at a time, such as 2030-01-31T08:00:00, local time."),
+    ] = None,
     namesrv: NameServers = "127.0.0.1:9876",
     verbose: options.Verbose = False,
 ) -> None:
@@ -85,6 +93,8 @@ def send(
     [cyan]skylark send orders -f orders.jsonl -n 10.0.0.1:9876[/cyan]  the lines of a file
 
     [cyan]skylark send photos -f cat.jpg --whole[/cyan]  a file as one message
+
+    [cyan]skylark send reminders "call Ann" --delay 90m[/cyan]  to be delivered in an hour and a half
     """
     log_to_stderr(verbose=verbose)
     if body is not None and file is not None:
@@ -92,17 +102,25 @@ def send(
     if body is None and file is None and sys.stdin.isatty():
         raise Failure("nothing to send: give BODY, --file, or pipe lines into stdin")
 
+    labels: dict[str, Any] = {
+        "tag": tag,
+        "key": key,
+        "delay_level": delay_level,
+        "delay_s": _seconds("--delay", delay) if delay is not None else None,
+        "deliver_at": deliver_at.astimezone() if deliver_at is not None else None,
+    }
+
     async def main() -> None:
         from skylark.client.producer import Producer
 
         async with Producer(namesrv, group="skylark-send") as producer:
             if body is not None or whole:
                 data = body.encode() if body is not None else _read_whole(file)
-                receipt = await producer.send(topic, data, tag=tag, key=key, delay_level=delay_level)
+                receipt = await producer.send(topic, data, **labels)
                 where = f"queue {receipt.queue.queue_id} of {receipt.queue.broker_name}"
                 print(f"{receipt.msg_id} {where} at offset {receipt.queue_offset}")
             else:
-                await _send_lines(producer, topic, file, {"tag": tag, "key": key, "delay_level": delay_level})
+                await _send_lines(producer, topic, file, labels)
 
     run_client(main)
 
@@ -192,10 +210,14 @@ async def _tail_start(consumer: "LitePullConsumer", queue: "MessageQueue", last:
 
 
 def _age_ms(age: str) -> int:
-    found = re.fullmatch(r"(\d+)([smhd])", age.strip())
+    return time.time_ns() // 1_000_000 - _seconds("--since", age) * 1000
+
+
+def _seconds(option: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if found is None:
-        raise Failure(f"--since {age!r} is not an age: expected a number with s, m, h or d, such as 10m")
-    return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_S[found[2]] * 1000
+        raise Failure(f"{option} {text!r} is not a length of time: expected a number with s, m, h or d, such as 10m")
+    return int(found[1]) * _UNITS_S[found[2]]
 
 
 def run_client(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

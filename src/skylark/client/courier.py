@@ -390,6 +390,7 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
             transaction_id=transaction_id,
             region=region,
             is_traced=is_traced,
+            recall_handle=fields.get("recallHandle"),
         )
     offset_ids = fields.get("msgId", "").split(",")
     return [

@@ -171,6 +171,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     region: str | None = None
     is_traced: bool = True
     """Whether the broker wants a trace of it, from clients that write any."""
+    recall_handle: str | None = None
+    """What a message that waits for its time can be recalled by."""
 
 
 def _at(timestamp_ms: int) -> datetime:

@@ -20,19 +20,28 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self
 
 from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
 from skylark.client.courier import Courier, as_timeout
 from skylark.client.dialogue import reply_properties, reply_topic, request_properties
-from skylark.client.errors import BatchInterrupted, ClientClosed, InvalidMessage, RequestTimeout, RocketMQError
+from skylark.client.errors import (
+    BatchInterrupted,
+    BrokerError,
+    ClientClosed,
+    InvalidMessage,
+    RequestTimeout,
+    RocketMQError,
+)
 from skylark.client.faults import Faults
 from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, build_properties
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.client.timing import delay_properties
 from skylark.client.tracing import MAX_TRACE_BYTES, SEND_TIMEOUT_S, SendTraces, Tracer, trace_group, trace_topic
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
@@ -44,9 +53,10 @@ from skylark.client.validation import (
     check_send_topic,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import encode_header
 from skylark.wire.message import (
     PROPERTY_CORRELATION_ID,
-    PROPERTY_DELAY_LEVEL,
     PROPERTY_PRIORITY,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
@@ -54,6 +64,7 @@ from skylark.wire.message import (
     encode_properties,
     java_hash,
 )
+from skylark.wire.recall import BadHandle, Recall, RecallHandle
 
 RETRY_CODES: Final = frozenset(
     {
@@ -218,6 +229,8 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        delay_s: float | None = None,
+        deliver_at: datetime | int | None = None,
         priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
@@ -232,6 +245,8 @@ class Producer:
 
         - `key`: one or several, by which the message can be found again.
         - `delay_level`: the broker delivers it later; 1 is 1 s, 18 is 2 h.
+        - `delay_s` or `deliver_at`: after any time, or at any time (a datetime, or milliseconds since 1970); never
+          before it, and within a second. The receipt then has a `recall_handle`; see `recall`.
         - `priority`: 0 or more; the message goes to the topic's queue of that number, or to its last one. Consumers
           that pop take the queues of a topic whose type is PRIORITY from the highest number down.
         - `queue`, `select` with its `arg`, or `ordering_key`: the queue, a function that picks one, or a key whose hash
@@ -242,7 +257,9 @@ class Producer:
         all retries.
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored, priority)
+        sending = self._prepare(
+            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at
+        )
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -263,6 +280,8 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        delay_s: float | None = None,
+        deliver_at: datetime | int | None = None,
         priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
@@ -279,7 +298,9 @@ class Producer:
         for receipt in asyncio.as_completed(receipts): ...
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, wait_stored, priority)
+        sending = self._prepare(
+            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at
+        )
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -303,6 +324,8 @@ class Producer:
         key: str | Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay_level: int = 0,
+        delay_s: float | None = None,
+        deliver_at: datetime | int | None = None,
         priority: int | None = None,
         queue: MessageQueue | None = None,
         select: Select | None = None,
@@ -314,7 +337,9 @@ class Producer:
     ) -> None:
         """Sends without an answer: fast, and nobody knows whether it arrived. Waits while the broker does not read."""
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, delay_level, flag, True, priority)
+        sending = self._prepare(
+            topic, body, tag, key, properties, delay_level, flag, True, priority, delay_s, deliver_at
+        )
         if compress and len(body) > self._compress_over_bytes:
             await self._compress(sending)
         if queue is not None or select is not None or ordering_key is not None:
@@ -460,6 +485,34 @@ class Producer:
         receipt: Receipt = await sending.future
         return receipt
 
+    async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
+        """Takes back a message that was sent with `delay_s` or `deliver_at`, by its receipt's `recall_handle`; its id.
+
+        Raises InvalidMessage if that is no handle, and BrokerError when it is too late or the broker allows no recalls
+        (`recallMessageEnable`).
+        """
+        courier = self._running_courier()
+        topic = self._namespace.wrap(topic)
+        check_send_topic(topic)
+        try:
+            broker = RecallHandle.decode(handle).broker
+        except BadHandle as e:
+            raise InvalidMessage(str(e)) from None
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline_s = self._clock_s() + patience_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                route = await courier.route(topic)
+        except TimeoutError:
+            raise RequestTimeout(f"no route of topic {topic!r} within {patience_s:.3g} s") from None
+        if broker not in route.brokers:
+            broker = route.write_queues[0].broker_name  # a proxy answers for brokers that it does not name
+        request = Frame(RequestCode.RECALL_MESSAGE, encode_header(Recall(topic, handle, self.group)))
+        answer = await self.session.ask_broker(broker, request, deadline_s - self._clock_s())
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, broker)
+        return answer.fields.get("msgId", "")
+
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of the topic can be sent to."""
         courier = self._running_courier()
@@ -480,6 +533,8 @@ class Producer:
         flag: int = 0,
         wait_stored: bool = True,
         priority: int | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | int | None = None,
     ) -> Sending:
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
@@ -487,8 +542,8 @@ class Producer:
         if tag is not None or key is not None or properties is not None or delay_level:
             check_labels(tag, key, properties, delay_level)
         built = build_properties(tag, key, properties)
-        if delay_level:
-            built[PROPERTY_DELAY_LEVEL] = str(delay_level)
+        if delay_level or delay_s is not None or deliver_at is not None:
+            built |= delay_properties(delay_level, delay_s, deliver_at)
         if priority is not None:
             check_priority(priority)
             built[PROPERTY_PRIORITY] = str(priority)

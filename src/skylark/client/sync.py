@@ -218,6 +218,7 @@ class Producer(_Twin):
     flush = _waits(producer.Producer.flush)
     request = _waits(producer.Producer.request)
     reply = _waits(producer.Producer.reply)
+    recall = _waits(producer.Producer.recall)
     queues = _waits(producer.Producer.queues)
 
 

@@ -38,7 +38,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A name server and a broker in processes of their own."""
     if request.param == "apache":
         _fetch_apache()
-    server = SERVERS[request.param](tmp_path_factory.mktemp(request.param), enablePropertyFilter="true")
+    settings = {"enablePropertyFilter": "true", "recallMessageEnable": "true"}
+    server = SERVERS[request.param](tmp_path_factory.mktemp(request.param), **settings)
     server.start()
     yield server
     server.kill()

@@ -10,6 +10,7 @@ public final class LatestDriver {
         };
         Commands commands = Driver.commands();
         Selectors.register(commands);
+        new Timers().register(commands);
         commands.serve();
     }
 }

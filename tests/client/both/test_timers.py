@@ -1,0 +1,143 @@
+"""Timers and their recall against both servers, from Python and from Java."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from client.inbox import Inbox
+from client.plain import create_topic
+from skylark.client.errors import BrokerError, InvalidMessage
+from skylark.client.message import MessageQueue
+from skylark.client.producer import Producer
+from skylark.client.push_consumer import PushConsumer
+from skylark.client.session import Session
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
+from skylark.wire.headers import SendMessageV2, encode_header
+from skylark.wire.message import encode_properties
+from skylark.wire.recall import RecallHandle
+
+if TYPE_CHECKING:
+    from drivers import Session as JavaSession
+
+DEADLINE_S = 30.0
+DAY_MS = 24 * 3600 * 1000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_timers_come_in_time_and_recalled_ones_never(
+    namesrv: str, topic: str, group: str, java_session: JavaSession
+) -> None:
+    """Each producer sends timers of every kind and recalls one; each consumer gets those of both."""
+    due_ms: dict[bytes, int] = {}
+
+    async def send_all(producer: Producer) -> None:
+        now = now_ms()
+        due_ms.update({b"py-delay": now + 1200, b"py-at": now + 2000, b"py-ms": now + 1700, b"py-last": now + 3000})
+        await producer.send(topic, b"py-delay", delay_s=1.2)
+        await producer.send(topic, b"py-at", deliver_at=datetime.fromtimestamp((now + 2000) / 1000, UTC))
+        await producer.send(topic, b"py-ms", deliver_at=now + 1700)
+        recalled = await producer.send(topic, b"py-recalled", delay_s=2.5)
+        assert recalled.recall_handle is not None
+        assert await producer.recall(topic, recalled.recall_handle) == recalled.msg_id
+        await producer.send(topic, b"py-last", delay_s=3)
+
+    def send_all_from_java() -> None:
+        sender = java_session.timers("timers")
+        now = now_ms()
+        due_ms.update({b"java-sec": now + 1000, b"java-ms": now + 1700, b"java-at": now + 2000})
+        sender.call("timers.send", topic=topic, body="java-sec", delaySec=1)
+        sender.call("timers.send", topic=topic, body="java-ms", delayMs=1700)
+        sender.call("timers.send", topic=topic, body="java-at", deliverMs=now + 2000)
+        recalled = sender.call("timers.send", topic=topic, body="java-recalled", delayMs=2500)
+        assert sender.call("timers.recall", topic=topic, handle=recalled["handle"])["msgId"] == recalled["msgId"]
+
+    async def main() -> None:
+        inbox = Inbox()
+        async with Session(namesrv) as session:
+            await create_topic(session, topic)
+        consumer = PushConsumer(namesrv, group, listener=inbox, from_where="first")
+        consumer.subscribe(topic)
+        java_consumer = await asyncio.to_thread(java_session.consumer, f"{group}_java", topic)
+        async with consumer, Producer(namesrv, group="senders", timeout_s=DEADLINE_S) as producer:
+            await asyncio.to_thread(send_all_from_java)
+            await send_all(producer)
+            await inbox.wait(len(due_ms))
+            seen = await asyncio.to_thread(java_consumer.take, len(due_ms))
+        assert sorted(inbox.bodies) == sorted(due_ms)
+        assert sorted(event["body"] for event in seen) == sorted(body.decode() for body in due_ms)
+        for message in inbox.messages:
+            assert message.store_timestamp_ms >= due_ms[message.body], message
+            assert int(message.properties["TIMER_DEQUEUE_MS"]) >= due_ms[message.body]
+            assert message.properties["TIMER_OUT_MS"].endswith("000")
+
+    asyncio.run(main())
+
+
+async def refused(producer: Producer, queue: MessageQueue, properties: dict[str, str]) -> tuple[int, str | None]:
+    """The answer to a message with properties that the client itself would not send."""
+    header = SendMessageV2("g", queue.topic, "TBW102", 4, queue.queue_id, 0, now_ms(), 0)
+    header.properties = encode_properties({"UNIQ_KEY": "K", **properties}).decode()
+    request = Frame(RequestCode.SEND_MESSAGE_V2, encode_header(header), b"x")
+    answer = await producer.session.ask_broker(queue.broker_name, request, DEADLINE_S)
+    return answer.code, answer.remark
+
+
+def test_times_that_cannot_be_are_refused_alike(namesrv: str, topic: str) -> None:
+    async def main() -> None:
+        async with Producer(namesrv, group="senders", timeout_s=DEADLINE_S) as producer:
+            queue = (await producer.send(topic, b"at once", deliver_at=1)).queue
+            for properties in (
+                {"TIMER_DELAY_SEC": "259201"},
+                {"TIMER_DELAY_MS": "soon"},
+                {"TIMER_DELIVER_MS": str(now_ms() + 4 * DAY_MS)},
+                {"TIMER_DELIVER_MS": "9" * 30},
+                {"TIMER_DELIVER_MS": "5", "TIMER_DEL_UNIQKEY": "X"},
+            ):
+                assert await refused(producer, queue, properties) == (
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "timer message illegal, the delay time should not be bigger than the max delay 259200000ms; or if "
+                    "set del msg, the delay time should be bigger than the current time",
+                ), properties
+            assert (await refused(producer, queue, {"TIMER_DELAY_SEC": "-5"}))[0] == ResponseCode.SUCCESS
+            with pytest.raises(BrokerError, match="max delay 259200000ms"):
+                await producer.send(topic, b"x", delay_s=4 * 24 * 3600)
+
+    asyncio.run(main())
+
+
+def test_recalls_that_cannot_be_are_refused_alike(namesrv: str, topic: str) -> None:
+    async def main() -> None:
+        async with Producer(namesrv, group="senders", timeout_s=DEADLINE_S) as producer:
+            sent = await producer.send(topic, b"x", delay_s=60)
+            handle = RecallHandle.decode(sent.recall_handle or "")
+            assert (handle.topic, handle.broker, handle.unique_key) == (topic, sent.queue.broker_name, sent.msg_id)
+            forged = {
+                RecallHandle("other", handle.broker, handle.time, "K"): "recall failed, topic not match",
+                RecallHandle(topic, handle.broker, "1", "K"): "recall failed, timestamp invalid",
+                RecallHandle(topic, handle.broker, "soon", "K"): "recall failed, timestamp invalid",
+                RecallHandle(topic, handle.broker, str(now_ms() + 4 * DAY_MS), "K"): "recall failed, timestamp invalid",
+                RecallHandle(topic, "nobody", handle.time, "K"): "recall failed, broker service not available",
+            }
+            for bad, remark in forged.items():
+                with pytest.raises(BrokerError) as error:
+                    await producer.recall(topic, bad.encode())
+                assert (error.value.code, error.value.remark) == (ResponseCode.ILLEGAL_OPERATION, remark)
+            with pytest.raises(InvalidMessage, match="recall handle is invalid"):
+                await producer.recall(topic, "nonsense")
+            for garbage in ("nonsense", "%%%", "djEgYQ=="):
+                fields = {"topic": topic, "recallHandle": garbage, "producerGroup": "g"}
+                request = Frame(RequestCode.RECALL_MESSAGE, fields)
+                answer = await producer.session.ask_broker(sent.queue.broker_name, request, DEADLINE_S)
+                assert (answer.code, answer.remark) == (ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid")
+            assert await producer.recall(topic, sent.recall_handle or "") == sent.msg_id
+
+    asyncio.run(main())

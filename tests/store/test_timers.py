@@ -1,0 +1,268 @@
+"""The wheel, the timer log and their recovery."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore
+from skylark.store.timerlog import UNIT_BYTES, TimerLog
+from skylark.store.timerwheel import FILE_BYTES
+from skylark.wire.message import Message
+
+NOW_MS = 1_700_000_000_000
+SMALL_FILE_BYTES = 4096
+SLOTS_AT = NOW_MS // 1000 % 1_209_600 * 32
+
+
+class Timers:
+    """A store and its timers, with a message for each timer."""
+
+    def __init__(self, root: Path, now_ms: int = NOW_MS) -> None:
+        self.store = Store.open(StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False))
+        self.timers = TimerStore(self.store, TimerConfig(root=root, file_bytes=SMALL_FILE_BYTES), now_ms)
+        self.store.keep(self.timers.flush_later, self.timers.lowest_needed)
+
+    def send(self, *delays_s: int, body: bytes = b"x") -> None:
+        for delay_s in delays_s:
+            message = Message(TIMER_TOPIC, 0, body, {"TIMER_OUT_MS": str(NOW_MS + delay_s * 1000)})
+            self.store.append(message, NOW_MS)
+
+    def follow(self, *, until: int | None = None) -> None:
+        while self.timers.queue_offset < (until or self.store.max_offset(TIMER_TOPIC, 0)):
+            entry = self.store.entry(TIMER_TOPIC, 0, self.timers.queue_offset)
+            assert entry is not None
+            message = self.store.message_at(entry.log_offset)
+            assert message is not None
+            out_ms = int(message.properties["TIMER_OUT_MS"])
+            assert self.timers.put(out_ms, self.timers.write_ms, entry, is_recall=False, topic_hash=0)
+
+    def due(self, now_ms: int) -> list[int]:
+        """Queue offsets of what is due, in the order of delivery."""
+        self.timers.advance(now_ms)
+        offsets = []
+        while (slot := self.timers.next_due()) is not None:
+            while slot.done < len(slot.positions):
+                unit = self.timers.unit(slot.positions[slot.done])
+                assert unit is not None
+                message = self.store.message_at(unit.log_offset)
+                assert message is not None
+                offsets.append(message.queue_offset)
+                self.timers.delivered(self.store.log_max_offset)
+            self.timers.finish_slot()
+        return offsets
+
+    def close(self) -> None:
+        self.store.close()
+        self.timers.close()
+
+
+def test_the_bytes_are_apaches(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 5)
+    timers.follow()
+    timers.close()
+    log = (tmp_path / "timerlog" / ("0" * 20)).read_bytes()
+    assert len(log) == SMALL_FILE_BYTES
+    size = struct.unpack_from(">i", (tmp_path / "commitlog" / ("0" * 20)).read_bytes())[0]
+    first = struct.pack(">iqiqiqiiq", 52, -1, 1, NOW_MS, 5000, 0, size, 0, 0)
+    second = struct.pack(">iqiqiqiiq", 52, 0, 1, NOW_MS, 5000, size, size, 0, 0)
+    assert log[: 3 * UNIT_BYTES] == first + second + bytes(52)
+    wheel = (tmp_path / "timerwheel").read_bytes()
+    assert len(wheel) == FILE_BYTES == 2 * 7 * 24 * 3600 * 32
+    at = SLOTS_AT + 5 * 32
+    assert wheel[at : at + 32] == struct.pack(">qqqii", NOW_MS // 1000 + 5, 0, 52, 2, 0)
+    assert wheel.count(0) > FILE_BYTES - 32
+    check = (tmp_path / "config" / "timercheck").read_bytes()
+    assert len(check) == 4096
+    assert struct.unpack_from(">4q", check) == (NOW_MS, 104, 2, 2)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=120), st.data())
+@settings(max_examples=15, deadline=None)
+def test_each_is_due_once_in_its_second_whatever_is_cut_off(delays: list[int], data: st.DataObject) -> None:
+    """The process dies: what it wrote is there, but units without their slots, and slots without their units."""
+    root = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"skylark-timers-{os.getpid()}"
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        timers = Timers(root)
+        timers.send(*delays)
+        timers.follow(until=data.draw(st.integers(0, len(delays))) or 1)
+        timers.store.flush()
+        check = (root / "config" / "timercheck").read_bytes()
+        with (root / "timerwheel").open("rb") as wheel:
+            wheel.seek(SLOTS_AT)
+            slots = wheel.read(60 * 32)
+        timers.follow()
+        timers.close()
+        (root / "config" / "timercheck").write_bytes(check)
+        if data.draw(st.booleans(), "the wheel is that of the last mark"):
+            with (root / "timerwheel").open("rb+") as wheel:
+                wheel.seek(SLOTS_AT)
+                wheel.write(slots)
+        if data.draw(st.booleans(), "the wheel is gone"):
+            (root / "timerwheel").unlink()
+        timers = Timers(root)
+        timers.follow()
+        seen: dict[int, int] = {}
+        for second in range(32):
+            for offset in timers.due(NOW_MS + second * 1000):
+                assert offset not in seen
+                seen[offset] = second
+        assert seen == {offset: delay + 1 for offset, delay in enumerate(delays)}
+        timers.close()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def test_slots_ahead_of_the_timer_log_are_set_back(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 5)
+    timers.follow()
+    timers.store.flush()
+    log = (tmp_path / "timerlog" / ("0" * 20)).read_bytes()
+    check = (tmp_path / "config" / "timercheck").read_bytes()
+    timers.send(5, 6)
+    timers.follow()
+    timers.close()
+    # The power failed: the kernel had written the wheel, but not yet the timer log.
+    (tmp_path / "timerlog" / ("0" * 20)).write_bytes(log)
+    (tmp_path / "config" / "timercheck").write_bytes(check)
+    timers = Timers(tmp_path)
+    assert (timers.timers.queue_offset, timers.timers.pending) == (2, 2)
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [0, 1, 2]
+    assert timers.due(NOW_MS + 7000) == [3]
+    timers.close()
+
+
+def test_units_of_records_that_the_log_lost_are_cut_off(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5)
+    timers.follow()
+    timers.store.flush()
+    check = (tmp_path / "config" / "timercheck").read_bytes()
+    timers.send(5, body=b"lost")
+    timers.follow()
+    end = timers.store.log_max_offset
+    timers.close()
+    (tmp_path / "abort").touch()
+    (tmp_path / "config" / "timercheck").write_bytes(check)
+    log = tmp_path / "commitlog" / ("0" * 20)
+    data = bytearray(log.read_bytes())
+    data[end // 2 : end] = bytes(end - end // 2)
+    log.write_bytes(data)
+    timers = Timers(tmp_path)
+    assert timers.store.max_offset(TIMER_TOPIC, 0) == 1
+    timers.send(5, body=b"another")
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [0, 1]
+    timers.close()
+
+
+def test_reading_goes_on_within_a_slot(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(*[1] * 5)
+    timers.follow()
+    timers.timers.advance(NOW_MS + 2000)
+    slot = timers.timers.next_due()
+    assert slot is not None
+    for _ in range(3):
+        timers.timers.delivered(timers.store.log_max_offset)
+    timers.close()
+    timers = Timers(tmp_path, NOW_MS + 2000)
+    assert timers.due(NOW_MS + 2000) == [3, 4]
+    timers.close()
+
+
+def test_a_log_that_does_not_reach_what_was_noted_counts_nothing_as_done(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(1, 1)
+    timers.follow()
+    timers.timers.advance(NOW_MS + 2000)
+    assert timers.timers.next_due() is not None
+    timers.timers.delivered(timers.store.log_max_offset + 1)
+    timers.close()
+    timers = Timers(tmp_path, NOW_MS + 2000)
+    assert timers.due(NOW_MS + 2000) == [0, 1]
+    timers.close()
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(1)
+    timers.follow()
+    assert timers.due(NOW_MS + 10_000) == [0]
+    timers.send(2)
+    timers.timers.advance(NOW_MS)
+    timers.follow()
+    assert timers.due(NOW_MS) == []
+    assert timers.due(NOW_MS + 11_000) == [1]
+    timers.close()
+
+
+def test_segments_that_timers_wait_in_do_not_expire(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5)
+    timers.follow()
+    for _ in range(20):
+        timers.store.append(Message("t", 0, bytes(20_000), {}), NOW_MS)
+    timers.store.flush()
+    for file in (tmp_path / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    timers.store.delete_expired_soon()
+    assert timers.store.clean(NOW_MS).log_files == 0
+    assert timers.due(NOW_MS + 6000) == [0]
+    timers.store.delete_expired_soon()
+    assert timers.store.clean(NOW_MS).log_files > 0
+    timers.close()
+
+
+def test_files_of_the_timer_log_go_with_their_messages(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    for _ in range(4):
+        timers.send(*[1] * 50)
+        timers.store.append(Message("t", 0, bytes(60_000), {}), NOW_MS)
+    timers.follow()
+    assert len(list((tmp_path / "timerlog").iterdir())) == 3
+    assert len(timers.due(NOW_MS + 2000)) == 200
+    timers.store.flush()
+    for file in (tmp_path / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    timers.store.delete_expired_soon()
+    assert timers.store.clean(NOW_MS).log_files > 0
+    assert timers.timers.clean() == 2
+    timers.send(5)
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [200]
+    timers.close()
+    timers = Timers(tmp_path)
+    assert timers.timers.queue_offset == 201
+    timers.close()
+
+
+def test_a_wheel_of_another_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "timerwheel").write_bytes(b"short")
+    with pytest.raises(StoreError, match="has 5 bytes, a timer wheel has 38707200"):
+        Timers(tmp_path)
+
+
+def test_units_fill_files_like_apaches(tmp_path: Path) -> None:
+    log = TimerLog(tmp_path, SMALL_FILE_BYTES)
+    log.truncate(0)
+    positions = [log.append(-1, 1, NOW_MS, NOW_MS, number * 100, 100, 0) for number in range(100)]
+    per_file = (SMALL_FILE_BYTES - 16) // UNIT_BYTES
+    assert positions[per_file] == SMALL_FILE_BYTES
+    full = (tmp_path / ("0" * 20)).read_bytes()
+    assert full[per_file * UNIT_BYTES :][:16] == struct.pack(">iqI", SMALL_FILE_BYTES - per_file * 52, 0, 0xCBD43194)
+    assert [unit.log_offset for unit in log.scan(0)] == [number * 100 for number in range(100)]
+    last = log.last()
+    assert last is not None
+    assert last.log_offset == 9900
+    log.close()
