@@ -32,9 +32,10 @@ START_DEADLINE_S = 30.0
 
 
 @asynccontextmanager
-async def broker_process(store: Path, flush: str) -> AsyncIterator[tuple[Process, str]]:
+async def broker_process(store: Path, flush: str, *more: str) -> AsyncIterator[tuple[Process, str]]:
     """The real command on free ports; whatever happens, it is gone in the end."""
     arguments = ["up", "--namesrv-port", "0", "--broker-port", "0", "--store", str(store), "--flush", flush]
+    arguments += more
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "skylark", *arguments, stdout=PIPE, stderr=PIPE
     )
