@@ -95,7 +95,8 @@ def test_a_delivered_timer_has_what_apaches_has(tmp_path: Path) -> None:
     (due,) = small.delivered()
     assert due.properties == {
         "UNIQ_KEY": "x", "TAGS": "a", "TIMER_DELAY_MS": "1500", "TIMER_OUT_MS": str(NOW_MS + 1000),
-        "TIMER_ENQUEUE_MS": str(NOW_MS), "TIMER_DEQUEUE_MS": str(NOW_MS + 2100), "WAIT": "false",
+        "TIMER_ENQUEUE_MS": str(NOW_MS), "TIMER_DEQUEUE_MS": str(NOW_MS + 2100),
+        "REAL_TOPIC": "t", "REAL_QID": "3",
     }  # fmt: skip
     small.close()
 

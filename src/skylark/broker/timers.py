@@ -38,7 +38,6 @@ from skylark.wire.message import (
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TIMER_ROLL_TIMES,
     PROPERTY_UNIQUE_KEY,
-    PROPERTY_WAIT_STORE_OK,
     BadRecord,
     Message,
     StoredMessage,
@@ -297,31 +296,30 @@ class Timers:
 
 def _due(stored: StoredMessage) -> Message | None:
     """The message in its real topic; None if it has none."""
-    properties = dict(stored.properties)
-    topic = properties.pop(PROPERTY_REAL_TOPIC, "")
-    queue_id = properties.pop(PROPERTY_REAL_QUEUE_ID, "")
+    properties = stored.properties
+    topic = properties.get(PROPERTY_REAL_TOPIC, "")
+    queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     if validate_topic(topic) is not None or not (queue_id.isascii() and queue_id.isdecimal()):
         return None
     if PROPERTY_TIMER_DELETE_KEY in properties or int(queue_id) > _MAX_QUEUE_ID:
         return None
-    return _copy(stored, topic, int(queue_id), properties)
+    return _copy(stored, topic, int(queue_id))
 
 
 def _again(stored: StoredMessage) -> Message:
     """The message as it is put into the queue of timers once more."""
-    properties = dict(stored.properties)
-    rolled = properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")
-    properties[PROPERTY_TIMER_ROLL_TIMES] = str(int(rolled) + 1 if rolled.isdecimal() else 1)
-    return _copy(stored, TIMER_TOPIC, 0, properties)
+    rolled = stored.properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")
+    stored.properties[PROPERTY_TIMER_ROLL_TIMES] = str(int(rolled) + 1 if rolled.isdecimal() else 1)
+    return _copy(stored, TIMER_TOPIC, 0)
 
 
-def _copy(stored: StoredMessage, topic: str, queue_id: int, properties: dict[str, str]) -> Message:
-    properties[PROPERTY_WAIT_STORE_OK] = "false"
+def _copy(stored: StoredMessage, topic: str, queue_id: int) -> Message:
+    """The message elsewhere, with all its properties: those that say where it waited stay, as with Apache's broker."""
     return Message(
         topic,
         queue_id,
         stored.body,
-        properties,
+        stored.properties,
         stored.flag,
         stored.sys_flag,
         stored.born_timestamp_ms,
