@@ -1,6 +1,6 @@
 """Timers that wait while their store goes from Apache RocketMQ 5.5.0 to Skylark and back.
 
-Each server takes some timers and recalls two of them before the next one opens its store, after a stop or a kill. Whichever
+Each server takes some timers and recalls two before the next one opens its store, after a stop or a kill. Whichever
 server has the store when a timer is due delivers it; recalled ones never come. The window is so short that timers are
 rolled on their way, by one server or the other.
 """
