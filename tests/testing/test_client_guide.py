@@ -19,7 +19,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(topics={"orders": 4, "metrics": 1}) as cluster:
+    settings = {"recallMessageEnable": "true"}
+    with LocalCluster(topics={"orders": 4, "metrics": 1}, settings=settings) as cluster:
         yield cluster
 
 
