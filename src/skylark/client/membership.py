@@ -301,7 +301,7 @@ class Membership:
         for queue, offset in offsets.items():
             assignment = self.assignments.get(queue)
             if assignment is not None and queue.topic == topic:
-                self._spawn(self._rebalance.restart(assignment, offset))
+                self.restart(assignment, offset)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         return self.offsets.table(topic)
@@ -407,7 +407,11 @@ class Membership:
 
     def restart(self, assignment: Assignment, offset: int) -> None:
         """Goes on from another offset, in the background."""
-        self._spawn(self._rebalance.restart(assignment, offset))
+        self._spawn(self._restart(assignment, offset))
+
+    async def _restart(self, assignment: Assignment, offset: int) -> None:
+        await self._rebalance.restart(assignment, offset)
+        self.rebalance_soon()  # the queue was neither ours nor given up meanwhile, and may belong to another by now
 
     def wants(self, message: Message) -> bool:
         """Whether the user's own filter, if there is one, lets the message through."""

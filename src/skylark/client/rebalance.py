@@ -212,20 +212,23 @@ class Rebalance:
         return start
 
     async def restart(self, assignment: Assignment, offset: int) -> None:
-        """Goes on with a queue from another offset: the old assignment ends, a new one begins."""
+        """Goes on with a queue from another offset: the old assignment ends, a new one begins.
+
+        The queue is on its way out until then, so that nobody takes it and whoever closes gives its lock back.
+        """
         if not self._assignments.begin_leaving(assignment):
             return
         if self._locks is not None:
             await assignment.wait_idle(RELEASE_WAIT_S)
         queue = assignment.queue
-        self._assignments.finish_leaving(assignment)
+        assignment.end()
         self._offsets.update(queue, offset, increase_only=False)
         await self._offsets.persist([queue])
-        if self._assignments.get(queue) is None:
-            again = Assignment(queue, self._now_ms())
-            again.locked_at_ms = assignment.locked_at_ms
-            self._assignments.add(again)
-            self._begin(again, offset)
+        self._assignments.finish_leaving(assignment)
+        again = Assignment(queue, self._now_ms())
+        again.locked_at_ms = assignment.locked_at_ms
+        self._assignments.add(again)
+        self._begin(again, offset)
 
     async def renew_locks(self) -> None:
         """Asks for the locks of all owned queues again. A broker that does not answer says nothing about them."""
