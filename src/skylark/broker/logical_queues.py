@@ -226,9 +226,12 @@ class LogicalQueues:
 
     async def _here(self, asked: _Asked, changes: dict[str, str], code: int | None = None) -> Frame:
         asked.request.fields = asked.request.fields | changes
-        answer = self._handlers[asked.request.code if code is None else code](asked.request, asked.connection)
-        if isawaitable(answer):
-            answer = await answer
+        try:
+            answer = self._handlers[asked.request.code if code is None else code](asked.request, asked.connection)
+            if isawaitable(answer):
+                answer = await answer
+        except RequestFailed as e:  # what another broker would have answered
+            return asked.request.reply(e.code, e.remark)
         if answer is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "the request has no answer")
         return answer
