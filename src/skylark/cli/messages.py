@@ -46,6 +46,12 @@ NameServers = Annotated[
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 Tag = Annotated[str, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
+Sql = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXPRESSION", help="Only messages whose properties match, such as \"price > 5 AND kind = 'a'\"."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="A line of JSON for each message, with where it came from.")]
 Max = Annotated[int | None, typer.Option("--max", min=1, metavar="COUNT", help="Stop after so many messages.")]
 Idle = Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop when nothing came for so long.")]
@@ -66,6 +72,10 @@ def send(
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Tag of the messages.")] = None,
     key: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="Key to find the messages by; may be repeated.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="Property of the messages; may be repeated."),
     ] = None,
     delay_level: Annotated[
         int, typer.Option(min=0, max=18, metavar="LEVEL", help="Deliver later: 1 is 1 s, 3 is 10 s, 18 is 2 h.")
@@ -101,6 +111,12 @@ def send(
         raise Failure("give BODY or --file, not both")
     if body is None and file is None and sys.stdin.isatty():
         raise Failure("nothing to send: give BODY, --file, or pipe lines into stdin")
+    labels: dict[str, Any] = {
+        "tag": tag,
+        "key": key,
+        "properties": _properties(properties or []),
+        "delay_level": delay_level,
+    }
 
     labels: dict[str, Any] = {
         "tag": tag,
@@ -129,6 +145,7 @@ def consume(
     topic: Topic,
     group: Annotated[str, typer.Option(metavar="GROUP", help="Consumer group; it shares the messages and remembers.")],
     tag: Tag = "*",
+    sql: Sql = None,
     start: Annotated[Start, typer.Option("--from", help="Where a group that is new begins.")] = Start.LAST,
     max_count: Max = None,
     idle: Idle = None,
@@ -146,6 +163,8 @@ def consume(
 
     [cyan]skylark consume orders --group audit --from first --json[/cyan]  all that is there, with its properties
 
+    [cyan]skylark consume orders --group dear --sql 'price > 100'[/cyan]  those whose properties match
+
     [cyan]skylark consume orders --group batch --max 1000 --idle 5 > orders.txt[/cyan]  up to 1000, or what there is
     """
     log_to_stderr(verbose=verbose)
@@ -155,7 +174,7 @@ def consume(
 
         async with LitePullConsumer(namesrv, group=group, from_where=start.value) as consumer:
             await consumer.queues(topic)  # says at once when there is no such topic
-            consumer.subscribe(topic, tag)
+            consumer.subscribe(topic, tag, sql=sql)
             await _print_messages(consumer, max_count, idle, as_json)
 
     run_client(main)
@@ -170,6 +189,7 @@ def tail(
         str | None, typer.Option(metavar="AGE", help="Begin so long ago instead: 30s, 10m, 2h, 1d.")
     ] = None,
     tag: Tag = "*",
+    sql: Sql = None,
     max_count: Max = None,
     idle: Idle = None,
     as_json: AsJson = False,
@@ -195,7 +215,7 @@ def tail(
         async with LitePullConsumer(namesrv, group=_TAIL_GROUP, auto_commit=False) as consumer:
             queues = await consumer.queues(topic)
             starts = {queue: await _tail_start(consumer, queue, last, since_ms) for queue in queues}
-            consumer.assign(queues, tag)
+            consumer.assign(queues, tag, sql=sql)
             for queue, offset in starts.items():
                 await consumer.seek(queue, offset)
             await _print_messages(consumer, max_count, idle, as_json)
@@ -236,6 +256,13 @@ def run_client(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 # Sending.
+
+
+def _properties(pairs: list[str]) -> dict[str, str] | None:
+    for pair in pairs:
+        if "=" not in pair:
+            raise Failure(f"--property {pair!r} is no property: expected NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs) or None
 
 
 def _read_whole(file: Path | None) -> bytes:

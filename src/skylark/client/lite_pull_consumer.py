@@ -29,12 +29,14 @@ from skylark.client.allocate import Strategy, average, java_order
 from skylark.client.errors import BrokerError, ClientClosed, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
+from skylark.client.producer import open_tracer
 from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import Limits, PullStatus
 from skylark.client.read_ahead import Owned, ReadAhead
 from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
+from skylark.client.tracing import ConsumeTraces
 from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
 from skylark.wire.bodies import CLUSTERING, PULL, BadBody, ConsumerData, ConsumerIds, Subscription, decode_body
@@ -74,6 +76,7 @@ class LitePullConsumer:
         rebalance_interval_s: float = 20.0,
         request_timeout_s: float = 3.0,
         namespace: str = "",
+        trace: bool | str = False,
     ) -> None:
         """
         - `session`: shares the connections of a session; without one, the consumer has its own.
@@ -82,12 +85,14 @@ class LitePullConsumer:
         - `auto_commit`: False leaves it to you to call `commit`.
         - `limits`: how much of each queue may be read ahead; `max_cached_messages` of all queues together.
         - `namespace`: stands before the names of group and topics on the wire.
+        - `trace`: True, or the name of a topic, writes a trace of everything that is handed out there.
         """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
         self._namespace = self._session.namespace
         group = self._namespace.wrap(group)
         check_group(group)
         self.group = group
+        self._tracer = open_tracer(self._session, group, "CONSUME", trace)
         self._reader = PullConsumer(group=group, session=self._session, request_timeout_s=request_timeout_s)
         self._offsets = RemoteOffsets(self._session, group, request_timeout_s)
         self._start = Start.of(from_where, _now_ms())
@@ -119,6 +124,8 @@ class LitePullConsumer:
             raise ClientClosed("a consumer is started once; make another one")
         await self._reader.start()
         self._started = True
+        if self._tracer is not None:
+            await self._tracer.start()
         if self._auto_commit:
             self._spawn(self._commit_regularly())
         self._own(None, self._assigned)
@@ -157,6 +164,8 @@ class LitePullConsumer:
         if self._joined:
             self._joined = False
             await self._session.remove_consumer(self.group)
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._reader.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -220,7 +229,7 @@ class LitePullConsumer:
             except TimeoutError:
                 return []
             self._check_started()
-        return self._ahead.take(max_count)
+        return self._take(max_count)
 
     def __aiter__(self) -> Self:
         return self
@@ -235,7 +244,13 @@ class LitePullConsumer:
                 raise StopAsyncIteration
             self._ahead.arrived.clear()
             await self._ahead.arrived.wait()
-        return self._ahead.take(1)[0]
+        return self._take(1)[0]
+
+    def _take(self, max_count: int) -> list[Message]:
+        messages = self._ahead.take(max_count)
+        if self._tracer is not None and messages:
+            ConsumeTraces(self._tracer, self._session).handed_out(self.group, messages)
+        return messages
 
     # Places.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from skylark.client.errors import InvalidMessage, NotReachable
 from skylark.client.listening import ConsumeContext, ConsumeHook
-from skylark.client.message import Receipt, SendStatus
+from skylark.client.message import Message, Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
 from skylark.client.session import Session
 from skylark.wire.message import (
@@ -201,7 +202,7 @@ class SendTraces(SendHook):
 class ConsumeTraces(ConsumeHook):
     """A record before and one after the listener, for every message."""
 
-    def __init__(self, tracer: Tracer, session: Session, timeout_s: float) -> None:
+    def __init__(self, tracer: Tracer, session: Session, timeout_s: float = math.inf) -> None:
         self._tracer = tracer
         self._session = session
         self._timeout_ms = timeout_s * 1000
@@ -245,6 +246,12 @@ class ConsumeTraces(ConsumeHook):
             )
             for message in messages
         )
+
+    def handed_out(self, group: str, messages: list[Message]) -> None:
+        """The same where there is no listener: whoever polls has consumed."""
+        context = ConsumeContext(group, messages[0].queue, messages, is_success=True, properties={})
+        self.before(context)
+        self.after(context)
 
     def _code(self, context: ConsumeContext, took_ms: int) -> ConsumeCode:
         if context.error is not None:
