@@ -18,7 +18,7 @@ TOPIC = "orders"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(topics={TOPIC: 2}) as cluster:
+    with LocalCluster(topics={TOPIC: 2}, settings={"enablePropertyFilter": "true"}) as cluster:
         yield cluster
 
 
@@ -114,3 +114,20 @@ def test_a_trace(skylark: Run, sent: Receipt) -> None:
     code, out, err = skylark("trace", "0" * 32)
     assert (code, out) == (1, "")
     assert "has no trace of message" in err
+
+
+def test_properties_and_sql(skylark: Run) -> None:
+    for price in ("5", "50"):
+        code, _, err = skylark("send", TOPIC, f"costs {price}", "--property", f"price={price}", "--property", "a=b=c")
+        assert (code, err) == (0, "")
+    code, out, err = skylark("query", TOPIC, "--time", "10m", "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert {"b=c"} == {message["properties"]["a"] for message in found if message["body"].startswith("costs")}
+    code, out, err = skylark("send", TOPIC, "x", "--property", "price")
+    assert (code, err) == (1, "skylark: --property 'price' is no property: expected NAME=VALUE\n")
+    dear = ["--sql", "price > 10", "--max", "1"]
+    assert skylark("consume", TOPIC, "--group", "dear", "--from", "first", *dear) == (0, "costs 50\n", "")
+    assert skylark("tail", TOPIC, *dear) == (0, "costs 50\n", "")
+    code, out, err = skylark("consume", TOPIC, "--group", "wrong", "--sql", "price >", "--idle", "1")
+    assert (code, out) == (1, "")
+    assert "can't be understood" in err

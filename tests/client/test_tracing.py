@@ -8,12 +8,15 @@ from pathlib import Path
 from broker.live import live_broker
 from client.inbox import Inbox
 from client.scripted import never, refuses, scripted_cluster
+from skylark.client.lite_pull_consumer import LitePullConsumer
+from skylark.client.message import Message
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.query import QueryClient
 from skylark.client.tracing import MAX_PENDING, Tracer
+from skylark.client.transactions import TransactionProducer
 from skylark.wire.codes import ResponseCode
-from skylark.wire.trace import Recall, SubAfter, decode_traces
+from skylark.wire.trace import MessageType, Pub, Recall, SubAfter, decode_traces
 
 RECALL = Recall(time_ms=1, region="r", group="g", topic="t", msg_id="M")
 
@@ -117,5 +120,54 @@ def test_records_whose_keys_are_too_long_together_go_one_by_one(tmp_path: Path) 
             async with QueryClient(broker.namesrv) as query:
                 found = await query.by_time("traces", 0)
                 assert sorted(message.keys[0] for message in found) == sorted(f"M{i}" for i in range(18))
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_transaction_is_traced_and_who_told_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def checker(_: Message) -> bool:
+            asked.set()
+            return False
+
+        settings = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
+        async with live_broker(tmp_path, **settings) as broker:
+            async with TransactionProducer(broker.namesrv, "shop", checker=checker, trace=True) as producer:
+                async with producer.transaction("t", b"paid", key="k") as committed:
+                    pass
+                forgotten = await producer.prepare("t", b"unpaid", key="k")
+                await asked.wait()
+                await asyncio.sleep(0)  # the answer leaves with its trace
+            async with QueryClient(broker.namesrv) as query:
+                told = [
+                    [(event.what, event.result) for event in await query.trace(msg_id)]
+                    for msg_id in (committed.id, forgotten.msg_id)
+                ]
+                assert told == [
+                    [("sent", "success"), ("transaction ended", "commit_message")],
+                    [("sent", "success"), ("transaction ended", "rollback_message after a check")],
+                ]
+                (sent, *_) = await query.trace(committed.id)
+                assert isinstance(sent.record, Pub)
+                assert sent.record.message_type == MessageType.TRANSACTION_HALF
+
+    asyncio.run(run())
+
+
+def test_what_is_polled_is_traced(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            async with Producer(broker.namesrv) as producer:
+                receipt = await producer.send("t", b"hello")
+            async with LitePullConsumer(broker.namesrv, "g", from_where="first", trace=True) as consumer:
+                consumer.subscribe("t")
+                assert (await anext(consumer)).msg_id == receipt.msg_id
+            async with QueryClient(broker.namesrv) as query:
+                assert [(event.what, event.group) for event in await query.trace(receipt.msg_id)] == [
+                    ("consuming", "g"),
+                    ("consumed", "g"),
+                ]
 
     asyncio.run(run())

@@ -116,12 +116,6 @@ def send(
         "key": key,
         "properties": _properties(properties or []),
         "delay_level": delay_level,
-    }
-
-    labels: dict[str, Any] = {
-        "tag": tag,
-        "key": key,
-        "delay_level": delay_level,
         "delay_s": _seconds("--delay", delay) if delay is not None else None,
         "deliver_at": deliver_at.astimezone() if deliver_at is not None else None,
     }
@@ -173,7 +167,8 @@ def consume(
         from skylark.client.lite_pull_consumer import LitePullConsumer
 
         async with LitePullConsumer(namesrv, group=group, from_where=start.value) as consumer:
-            await consumer.queues(topic)  # says at once when there is no such topic
+            queues = await consumer.queues(topic)  # says at once when there is no such topic
+            await _check_sql(namesrv, queues, sql)
             consumer.subscribe(topic, tag, sql=sql)
             await _print_messages(consumer, max_count, idle, as_json)
 
@@ -214,6 +209,7 @@ def tail(
 
         async with LitePullConsumer(namesrv, group=_TAIL_GROUP, auto_commit=False) as consumer:
             queues = await consumer.queues(topic)
+            await _check_sql(namesrv, queues, sql)
             starts = {queue: await _tail_start(consumer, queue, last, since_ms) for queue in queues}
             consumer.assign(queues, tag, sql=sql)
             for queue, offset in starts.items():
@@ -221,6 +217,15 @@ def tail(
             await _print_messages(consumer, max_count, idle, as_json)
 
     run_client(main)
+
+
+async def _check_sql(namesrv: str, queues: "list[MessageQueue]", sql: str | None) -> None:
+    """Asks a broker whether it takes the expression: a consumer would go on trying for ever."""
+    from skylark.client.pull_consumer import PullConsumer
+
+    if sql is not None and queues:
+        async with PullConsumer(namesrv, group=_TAIL_GROUP) as puller:
+            await puller.pull(queues[0], await puller.max_offset(queues[0]), 1, sql=sql)
 
 
 async def _tail_start(consumer: "LitePullConsumer", queue: "MessageQueue", last: int, since_ms: int | None) -> int:

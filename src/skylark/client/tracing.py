@@ -16,7 +16,8 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from skylark.client.errors import InvalidMessage, NotReachable
@@ -39,6 +40,7 @@ from skylark.wire.message import (
 from skylark.wire.trace import (
     TRACE_TOPIC,
     ConsumeCode,
+    EndTransaction,
     MessageType,
     Pub,
     SubAfter,
@@ -59,6 +61,7 @@ BATCH: Final = 20
 FLUSH_INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 5.0
+DEFAULT_REGION: Final = "DefaultRegion"
 
 _DELAY_PROPERTIES: Final = frozenset(
     (PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELIVER_MS)
@@ -160,6 +163,33 @@ class Tracer:
         self._is_failing = error is not None
 
 
+def transaction_ended(
+    session: Session,
+    group: str,
+    topic: str,
+    msg_id: str,
+    broker: str,
+    *,
+    committed: bool,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    is_from_check: bool = False,
+) -> Trace:
+    """The record of a producer's word on a transaction; `labels` are the message's properties, where they are known."""
+    return EndTransaction(
+        time_ms=now_ms(),
+        region=labels.get(PROPERTY_MSG_REGION) or DEFAULT_REGION,
+        group=session.namespace.unwrap(group),
+        topic=session.namespace.unwrap(topic),
+        msg_id=msg_id,
+        tags=labels.get(PROPERTY_TAGS),
+        keys=labels.get(PROPERTY_KEYS),
+        store_host=_address(session, broker),
+        transaction_id=msg_id,
+        state="COMMIT_MESSAGE" if committed else "ROLLBACK_MESSAGE",
+        is_from_check=is_from_check,
+    )
+
+
 class SendTraces(SendHook):
     """A record for every message that a broker took."""
 
@@ -174,10 +204,7 @@ class SendTraces(SendHook):
 
     def _records(self, context: SendContext, receipts: list[Receipt]) -> Iterator[Trace]:
         namespace = self._session.namespace
-        try:
-            store_host = self._session.broker_address(context.queue.broker_name)
-        except NotReachable:
-            store_host = ""  # it left the routes just now
+        store_host = _address(self._session, context.queue.broker_name)
         parts = [(len(context.body), context.properties)]
         if receipts[0].msg_id != context.msg_id:  # a batch: each message has an id of its own
             parts = [(len(body), properties) for _, body, properties in decode_batch(context.body)]
@@ -259,6 +286,13 @@ class ConsumeTraces(ConsumeHook):
         if took_ms >= self._timeout_ms:
             return ConsumeCode.TIMEOUT
         return ConsumeCode.SUCCESS if context.is_success else ConsumeCode.FAILED
+
+
+def _address(session: Session, broker: str) -> str:
+    try:
+        return session.broker_address(broker)
+    except NotReachable:
+        return ""  # it left the routes just now
 
 
 def _message_type(properties: dict[str, str]) -> MessageType:

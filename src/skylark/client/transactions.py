@@ -34,6 +34,7 @@ from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
 from skylark.client.listening import is_asynchronous
 from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
 from skylark.client.producer import Producer, Select
+from skylark.client.tracing import transaction_ended
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -296,6 +297,7 @@ class TransactionProducer(Producer):
         )
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, half.broker)
+        self._trace(half.topic, half.msg_id, half.broker, committed=decision == SYS_TRANSACTION_COMMIT)
 
     def _asked(self, request: Frame, record: StoredMessage, connection: Connection) -> None:
         """A broker wants to know how a transaction ended."""
@@ -318,8 +320,20 @@ class TransactionProducer(Producer):
                 broker_name=question.broker_name,
             )
             connection.notify(Frame(RequestCode.END_TRANSACTION, encode_header(header)))
+            self._trace(
+                message.topic,
+                message.msg_id,
+                message.broker,
+                committed=committed,
+                labels=message.properties,
+                is_from_check=True,
+            )
 
         self._checks.begin(message, tell)
+
+    def _trace(self, topic: str, msg_id: str, broker: str, **how: Any) -> None:
+        if self._tracer is not None:
+            self._tracer.add([transaction_ended(self.session, self.group, topic, msg_id, broker, **how)])
 
 
 class Checks:
