@@ -146,6 +146,9 @@ final class Producers {
             if (args.has("priority")) {
                 MessageAccessor.putProperty(message, "_SYS_MSG_PRIORITY_", args.text("priority"));
             }
+            if (args.has("shardingKey")) {
+                MessageAccessor.putProperty(message, "__SHARDINGKEY", args.text("shardingKey"));
+            }
             args.under("property.").forEach(message::putUserProperty);
             messages.add(message);
         }
