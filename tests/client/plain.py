@@ -10,10 +10,12 @@ from skylark.wire.headers import CreateTopic, SendMessage, encode_header
 from skylark.wire.message import encode_properties
 
 
-async def create_topic(session: Session, topic: str, queues: int = 4) -> list[MessageQueue]:
+async def create_topic(
+    session: Session, topic: str, queues: int = 4, attributes: str | None = None
+) -> list[MessageQueue]:
     """On every broker; what can be read of it then, in order."""
     model = await session.routes.get("TBW102")
-    header = CreateTopic(topic, "TBW102", queues, queues, 6, "SINGLE_TAG", 0)
+    header = CreateTopic(topic, "TBW102", queues, queues, 6, "SINGLE_TAG", 0, attributes=attributes)
     for broker in model.brokers:
         answer = await session.ask_broker(broker, Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header)), 10)
         assert answer.code == 0, answer.remark

@@ -11,7 +11,7 @@ from skylark.net.server import Server, bind
 from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.routes import BrokerData, QueueData, TopicRouteData
+from skylark.wire.routes import BrokerData, QueueData, TopicQueueMappingInfo, TopicRouteData
 
 HOST = "127.0.0.1"
 Answer = Callable[[Frame], "Frame | Awaitable[Frame | None] | None"]
@@ -90,6 +90,8 @@ class ScriptedCluster:
     def __init__(self, names: Sequence[str]) -> None:
         self.brokers = [ScriptedBroker(name) for name in names]
         self.topics: dict[str, int] = {}
+        self.leaders: dict[str, str] = {}
+        """static topic -> the broker that leads its queues"""
         self.queries: list[str] = []
         self.namesrv = ""
 
@@ -101,7 +103,13 @@ class ScriptedCluster:
                 QueueData(broker_name=b.name, perm=6, read_queue_nums=count, write_queue_nums=count)
                 for b in self.brokers
             ],
+            topic_queue_mapping_by_broker=self._mapping(topic, count) if topic in self.leaders else None,
         )
+
+    def _mapping(self, topic: str, count: int) -> dict[str, TopicQueueMappingInfo]:
+        leader, led = self.leaders[topic], {number: number for number in range(count)}
+        mapping = TopicQueueMappingInfo(topic=topic, bname=leader, total_queues=count, curr_id_map=led)
+        return {leader: mapping}
 
     def tell(self, request: Frame, _: Connection) -> Frame:
         topic = request.fields["topic"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from skylark.client import routes as module
 from skylark.client.errors import BrokerError, NotReachable, RouteNotFound
 from skylark.client.routes import Routes, TopicRoute, build_route
-from skylark.wire.bodies import encode_body
+from skylark.wire.bodies import MessageQueue, encode_body
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.routes import BrokerData, QueueData, TopicRouteData
+from skylark.wire.routes import BrokerData, QueueData, TopicQueueMappingInfo, TopicRouteData
 
 
 def route_data(*brokers: str, queues: int = 2, perm: int = 6, order: str | None = None) -> TopicRouteData:
@@ -203,3 +204,26 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await routes.get("t0")).topic == "t0"
 
     with_routes(run)
+
+
+def mapping(broker: str, epoch: int, led: dict[int, int], total: int = 3) -> TopicQueueMappingInfo:
+    return TopicQueueMappingInfo(topic="t", bname=broker, epoch=epoch, total_queues=total, curr_id_map=led)
+
+
+def test_a_static_topic_has_logical_queues_that_their_newest_leader_answers_for() -> None:
+    mappings = {
+        "broker-a": mapping("broker-a", 1, {0: 0, 1: 1}, total=2),
+        "broker-b": mapping("broker-b", 2, {1: 0}),
+    }
+    data = TopicRouteData(
+        broker_datas=[BrokerData(broker_name=name, broker_addrs={0: f"{name}:1"}) for name in mappings],
+        queue_datas=[QueueData(broker_name=name, read_queue_nums=2, write_queue_nums=2, perm=6) for name in mappings],
+        topic_queue_mapping_by_broker=mappings,
+    )
+    route = build_route("t", data)
+    queues = [MessageQueue("__syslo__global__", number, "t") for number in range(3)]
+    assert route.write_queues == route.read_queues == queues
+    assert [route.broker_of(queue) for queue in queues] == ["broker-a", "broker-b", "__syslo__none__"]
+    assert route.brokers == {"broker-a": {0: "broker-a:1"}, "broker-b": {0: "broker-b:1"}}
+    physical = build_route("t", msgspec.structs.replace(data, topic_queue_mapping_by_broker=None))
+    assert physical.broker_of(physical.write_queues[0]) == "broker-a"

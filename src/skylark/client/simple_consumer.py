@@ -179,6 +179,11 @@ class SimpleConsumer:
         routes = [
             self._session.routes.known(topic) or await self._session.routes.get(topic) for topic in self._subscriptions
         ]
+        for route in routes:
+            if route.leaders:
+                raise RocketMQError(
+                    f"topic {route.topic!r} is static, and its queues can't be popped: use a push consumer"
+                )
         if routes != self._routes:
             self._routes = routes
             self._sources.set_queues(

@@ -20,6 +20,7 @@ from skylark.client.producer import Producer
 from skylark.client.pull_consumer import PullConsumer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session as ClientSession
+from skylark.client.simple_consumer import SimpleConsumer
 
 GET_CONSUMER_LIST_BY_GROUP = 38
 GET_UNIT_TOPIC_LIST = 311
@@ -32,6 +33,14 @@ DEADLINE_S = 60.0
 @asynccontextmanager
 async def member(session: ClientSession, group: str, topic: str, listener: Any) -> AsyncIterator[PushConsumer]:
     consumer = PushConsumer(group=group, session=session, listener=listener, from_where="first")
+    consumer.subscribe(topic)
+    async with consumer:
+        yield consumer
+
+
+@asynccontextmanager
+async def popping(namesrv: str, group: str, topic: str) -> AsyncIterator[SimpleConsumer]:
+    consumer = SimpleConsumer(namesrv, group)
     consumer.subscribe(topic)
     async with consumer:
         yield consumer
@@ -189,5 +198,24 @@ def test_priorities_lead_to_queues(namesrv: str, java_session: Session, topic: s
             events = await asyncio.to_thread(java.take, 5)
             assert sorted(int(event["properties"][PRIORITY]) for event in events) == [0, 1, 2, 7, 99]
             assert all(min(int(event["properties"][PRIORITY]), 3) == event["queue"] for event in events)
+
+    asyncio.run(main())
+
+
+def test_pops_take_the_highest_priority_first(namesrv: str, topic: str, group: str) -> None:
+    async def main() -> None:
+        session = ClientSession(namesrv)
+        async with Producer(session=session) as producer:
+            await create_topic(session, topic, 4, attributes="+message.type=PRIORITY")
+            async with popping(namesrv, group, topic) as consumer:
+                await consumer.receive(wait_s=1)  # the group begins here
+            for priority in (1, 3, 0, 2):
+                await producer.send(topic, b"%d" % priority, priority=priority)
+            got: list[Message] = []
+            async with popping(namesrv, group, topic) as consumer, asyncio.timeout(DEADLINE_S):
+                while len(got) < 4:
+                    got += await consumer.receive(max_messages=1, wait_s=5)
+                assert [message.body for message in got] == [b"3", b"2", b"1", b"0"]
+                await consumer.ack(got)
 
     asyncio.run(main())
