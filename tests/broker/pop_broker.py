@@ -77,7 +77,15 @@ class PopBroker:
         self.config = BrokerConfig(broker_name="broker-a", store_path_root_dir=str(root), **settings)
         tables = root / "config"
         tables.mkdir(parents=True, exist_ok=True)
-        self.store = Store.open(StoreConfig(root=root, segment_bytes=1 << 20, store_host=HOST, index_enabled=False))
+        self.store = Store.open(
+            StoreConfig(
+                root=root,
+                segment_bytes=1 << 20,
+                queue_entries_per_file=1000,
+                store_host=HOST,
+                index_enabled=False,
+            )
+        )
         self.topics = Topics(tables, self.config, self.clock)
         self.groups = Groups(tables, self.config, self.clock)
         self.offsets = Offsets(tables)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.checkpoints import ORDER_TAG, decode_order_note
-from skylark.broker.offsets import Offsets
+from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
 from skylark.broker.revive import PROPERTY_REVIVED
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -40,7 +40,15 @@ class PopProgress:
     def __init__(self, config_dir: Path, store: Store) -> None:
         self._path = config_dir / "popProgress"
         self._store = store
-        self._written = self._next = self.log_offset = self._read()
+        self._next = self._written = UNKNOWN
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            text = ""
+        self.log_offset = min(int(text), store.log_max_offset) if text.isdecimal() else store.log_max_offset
+        if not text:  # nothing was popped here yet, or not by us
+            self.about_to_save()
+            self.saved()
 
     def about_to_save(self) -> None:
         """To be called before the tables are written: they hold what happened up to here."""
@@ -53,14 +61,6 @@ class PopProgress:
             fresh.write_text(str(self._next))
             fresh.replace(self._path)
             self._written = self._next
-
-    def _read(self) -> int:
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            text = ""
-        # Without it there was no pop here since the tables were written by somebody else.
-        return min(int(text), self._store.log_max_offset) if text.isdecimal() else self._store.log_max_offset
 
 
 def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders) -> set[str]:

@@ -7,10 +7,12 @@ public final class LatestDriver {
             if (args.has("namespaceV2")) {
                 client.setNamespaceV2(args.text("namespaceV2"));
             }
+            Pops.configure(client, args);
         };
         Commands commands = Driver.commands();
         Selectors.register(commands);
         new Timers().register(commands);
+        Pops.register(commands);
         commands.serve();
     }
 }

@@ -1,0 +1,158 @@
+"""POP consumption with Apache's Java client 5.5.0: push consumers that pop, and the requests one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from drivers import EVENT_DEADLINE_S, Client, Driver, Event, PushConsumer, Session, bodies, numbered
+from servers import GET_ROUTEINFO_BY_TOPIC, POLL_S, Server, request
+
+INVISIBLE_MS = 2_000
+
+
+@pytest.fixture
+def session(java_latest: Driver, server: Server) -> Iterator[Session]:
+    session = Session(java_latest, server.namesrv_addr)
+    yield session
+    session.close()
+
+
+class Popper:
+    """A consumer of one group and topic that makes each request by itself."""
+
+    def __init__(self, session: Session, server: Server, group: str, topic: str) -> None:
+        self._client = Client(session, session._open("popper", {"group": f"popper_{group}"}))
+        body = request(server.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[1].decode()
+        self._place = {
+            "broker": server.broker_addr,
+            "brokerName": body.split('"brokerName":"')[1].split('"')[0],
+            "group": group,
+            "topic": topic,
+        }
+
+    def call(self, op: str, **arguments: Any) -> Event:
+        return self._client.call(f"popper.{op}", **(self._place | arguments))
+
+    def pop(self, count: int, **options: Any) -> list[Event]:
+        """That many messages, however many pops it takes."""
+        taken: list[Event] = []
+        for _ in range(100):
+            if len(taken) >= count:
+                break
+            taken += self.call("pop", **({"invisibleMs": INVISIBLE_MS, "max": count - len(taken)} | options))[
+                "messages"
+            ]
+        assert len(taken) == count, taken
+        return taken
+
+    def ack(self, message: Event) -> str:
+        return str(self.call("ack", handle=message["handle"])["status"])
+
+    def is_empty(self) -> bool:
+        return self.call("pop", pollMs=0)["messages"] == []
+
+
+def start_popping(session: Session, server: Server, group: str, topic: str, **options: Any) -> PushConsumer:
+    """A push consumer in a group that pops."""
+    Popper(session, server, group, topic).call("mode", mode="POP")
+    return session.consumer(group, topic, popInvisibleMs=10_000, **options)
+
+
+@pytest.fixture
+def popper(session: Session, server: Server, topic: str, group: str) -> Popper:
+    session.producer(group).create_topic(topic, 1)
+    return Popper(session, server, group, topic)
+
+
+def either(members: list[PushConsumer], count: int) -> list[Event]:
+    """So many deliveries to any of the members."""
+    taken: list[Event] = []
+    deadline_s = time.monotonic() + EVENT_DEADLINE_S
+    while len(taken) < count and time.monotonic() < deadline_s:
+        taken += [event for member in members for event in member.seen()]
+        time.sleep(POLL_S)
+    return taken
+
+
+def send(session: Session, topic: str, count: int, **options: Any) -> None:
+    session.producer(f"producer_{topic}").send(topic, "m", count=count, **options)
+
+
+def test_push_consumers_that_pop_share_the_messages(session: Session, server: Server, topic: str, group: str) -> None:
+    producer = session.producer(group)
+    producer.create_topic(topic, 4)
+    members = [start_popping(session, server, group, topic) for _ in range(2)]
+    producer.send(topic, "m", count=40)
+    assert sorted(bodies(either(members, 40))) == sorted(numbered("m", 40))
+
+
+def test_a_refused_message_comes_again(session: Session, server: Server, topic: str, group: str) -> None:
+    producer = session.producer(group)
+    producer.create_topic(topic, 1)
+    producer.send(topic, "again", tags="a", property={"mine": "kept"})
+    consumer = start_popping(session, server, group, topic, fail=2, popDelaySeconds=1, expression="a")
+    got = consumer.take(3)
+    assert [event["reconsumeTimes"] for event in got] == [0, 1, 2]
+    assert {(event["body"], event["topic"], event["tags"]) for event in got} == {("again", topic, "a")}
+
+
+def test_what_is_popped_is_hidden_until_its_time_has_passed(session: Session, topic: str, popper: Popper) -> None:
+    send(session, topic, 4)
+    taken = popper.pop(4)
+    assert sorted(bodies(taken)) == numbered("m", 4)
+    assert popper.is_empty()
+    assert [popper.ack(message) for message in taken[:2]] == ["OK", "OK"]
+    again = popper.pop(2, invisibleMs=30_000)
+    assert sorted(bodies(again)) == sorted(bodies(taken[2:]))
+    assert [message["reconsumeTimes"] for message in again] == [1, 1]
+    handles = ",".join(message["handle"] for message in again)
+    assert popper.call("batchAck", handles=handles)["status"] == "OK"
+
+
+def test_more_time_and_less(session: Session, topic: str, popper: Popper) -> None:
+    send(session, topic, 2)
+    longer, shorter = popper.pop(2, invisibleMs=20_000)
+    renewed = popper.call("extend", handle=longer["handle"], invisibleMs=40_000)
+    assert renewed["status"] == "OK"
+    assert popper.call("extend", handle=shorter["handle"], invisibleMs=1_000)["status"] == "OK"
+    (again,) = popper.pop(1)
+    assert again["body"] == shorter["body"]
+    assert popper.ack(again) == "OK"
+    assert popper.call("ack", handle=renewed["handle"])["status"] == "OK"
+
+
+def test_forged_acknowledgements_lose_nothing(session: Session, topic: str, popper: Popper) -> None:
+    send(session, topic, 1)
+    (taken,) = popper.pop(1)
+    assert popper.call("ack", handle="forged")["status"] == "NO_EXIST"
+    assert popper.call("ack", handle=taken["handle"], offset=99)["status"] == "NO_EXIST"
+    assert popper.call("ack", handle=taken["handle"], queue=9)["status"] == "NO_EXIST"
+    (again,) = popper.pop(1)
+    assert again["body"] == taken["body"]
+    assert popper.ack(again) == "OK"
+
+
+def test_in_order_a_queue_is_blocked_until_it_is_acknowledged(session: Session, topic: str, popper: Popper) -> None:
+    send(session, topic, 4)
+    first, second = popper.pop(2, order=True, queue=0, invisibleMs=30_000)
+    assert [first["body"], second["body"]] == ["m-0", "m-1"]
+    assert popper.call("pop", order=True, queue=0, pollMs=0)["messages"] == []
+    assert popper.ack(first) == "OK"
+    assert popper.call("pop", order=True, queue=0, pollMs=0)["messages"] == []
+    assert popper.ack(second) == "OK"
+    third, fourth = popper.pop(2, order=True, queue=0)
+    assert [third["body"], fourth["body"]] == ["m-2", "m-3"]
+    assert popper.ack(fourth) == "OK"
+    # Its time passes: the one that was not acknowledged comes again, in its place.
+    (again,) = popper.pop(1, order=True, queue=0)
+    assert (again["body"], again["reconsumeTimes"]) == ("m-2", 1)
+
+
+def test_a_filter_by_tag(session: Session, topic: str, popper: Popper) -> None:
+    send(session, topic, 6, tags="a,b")
+    taken = popper.pop(3, expression="b")
+    assert sorted(bodies(taken)) == ["m-1", "m-3", "m-5"]
+    assert {popper.ack(message) for message in taken} == {"OK"}
