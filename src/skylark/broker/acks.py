@@ -119,12 +119,14 @@ class Acks:
         if handle.is_order:
             answer, last = self._change_in_order(header, handle, now_ms)
         else:
+            # Two check points of one message must differ, or the acknowledgement of the old one meets the new one.
+            pop_time_ms = max(now_ms, handle.pop_time_ms + 1)
             point = CheckPoint(
                 topic=header.topic,
                 group=header.consumer_group,
                 queue_id=header.queue_id,
                 start_offset=header.offset,
-                pop_time_ms=now_ms,
+                pop_time_ms=pop_time_ms,
                 invisible_ms=header.invisible_time,
                 count=1,
                 diffs=[0],
@@ -133,7 +135,7 @@ class Acks:
             )
             self._check_points.popped(point, handle.revive_queue, now_ms)
             last = self._ack(header, handle, now_ms)
-            answer = ChangeInvisibleTimeResponse(now_ms, header.invisible_time, handle.revive_queue)
+            answer = ChangeInvisibleTimeResponse(pop_time_ms, header.invisible_time, handle.revive_queue)
         return self._when_safe(request.reply(fields=encode_header(answer)), last)
 
     # Any order.

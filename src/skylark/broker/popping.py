@@ -76,7 +76,8 @@ class Popping:
 
     def save(self, now_ms: int) -> None:
         """Writes consumer offsets and the state of pops in order, if they changed. Raises OSError."""
-        self._progress.about_to_save()
+        if self._revive.is_caught_up:
+            self._progress.about_to_save()
         self._offsets.save()
         self._orders.clean(self._topics, self._groups, now_ms)
         self._orders.save()

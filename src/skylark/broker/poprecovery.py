@@ -56,7 +56,7 @@ class PopProgress:
 
     def saved(self) -> None:
         """To be called after they were. Raises OSError."""
-        if self._next != self._written:
+        if self._next not in (UNKNOWN, self._written):
             fresh = self._path.with_name(self._path.name + ".tmp")
             fresh.write_text(str(self._next))
             fresh.replace(self._path)

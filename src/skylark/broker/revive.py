@@ -110,6 +110,17 @@ class Revive:
             for queue_id in range(config.revive_queue_num)
         ]
 
+        self._ends = [store.max_offset(self._topic, queue.queue_id) for queue in self._queues]
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything from before a crash is settled: until then the marks of copies are needed."""
+        if self._copied and all(
+            self._settled(queue) >= end - 1 for queue, end in zip(self._queues, self._ends, strict=True)
+        ):
+            self._copied = frozenset()
+        return not self._copied
+
     @property
     def pending_count(self) -> int:
         return sum(len(queue.pending) for queue in self._queues)
@@ -179,8 +190,11 @@ class Revive:
         finally:
             if not queue.pending and queue.read_at > 0:
                 settled = queue.read_at - 1
-            if settled > self._offsets.query(REVIVE_GROUP, self._topic, queue.queue_id):
+            if settled > self._settled(queue):
                 self._offsets.commit(REVIVE_GROUP, self._topic, queue.queue_id, settled, "revive")
+
+    def _settled(self, queue: _ReviveQueue) -> int:
+        return self._offsets.query(REVIVE_GROUP, self._topic, queue.queue_id)
 
     def _revive(self, pending: _Pending, now_ms: int) -> None:
         point = pending.point
