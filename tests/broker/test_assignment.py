@@ -62,7 +62,7 @@ async def asked(live: Live, **more: object) -> list[tuple[int, str]]:
     answer = await live.ask(RequestCode.QUERY_ASSIGNMENT, json.dumps(wanted).encode())
     assert answer.code == 0
     found = decode_body(pop.QueryAssignmentResponse, answer.body).message_queue_assignments
-    return sorted((each.message_queue.queue_id, each.mode) for each in found)
+    return sorted((each.message_queue.queue_id, each.mode) for each in found or [])
 
 
 async def set_mode(live: Live, topic: str, mode: str, group: str = GROUP) -> int:

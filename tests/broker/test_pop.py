@@ -158,6 +158,16 @@ def test_a_tag_filter_and_what_lies_between(broker: PopBroker) -> None:
     assert bodies(broker.pop(exp="even", exp_type="TAG")) == ["2"]
 
 
+def test_a_filter_by_properties(broker: PopBroker) -> None:
+    for number in range(6):
+        broker.send(f"{number}", amount=str(number))
+    taken = broker.pop(exp="amount > 3", exp_type="SQL92")
+    assert bodies(taken) == ["4", "5"]
+    assert broker.batch_ack(taken[0]).code == 0
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop(exp="amount > 3", exp_type="SQL92")) == ["5"]
+
+
 def test_an_expression_that_is_none(broker: PopBroker) -> None:
     answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(exp="a > ", exp_type="SQL92"))
     assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED

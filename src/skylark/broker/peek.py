@@ -105,7 +105,7 @@ class Peeks:
     def notification(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(Notification, request)
         topic = self._check(header, connection)
-        wants = pop_filter(header.topic, header.exp, header.exp_type) if header.exp_type else None
+        wants = pop_filter(header.topic, header.exp, header.exp_type).wants if header.exp_type else None
         now_ms = self._clock()
         expires_ms = (header.born_time or now_ms) + header.poll_time
         if self._has_message(header, topic, wants, now_ms):

@@ -18,10 +18,10 @@ from typing import Final
 import msgspec
 
 from skylark.broker.access import Access
-from skylark.broker.arrivals import TagFilter, Waiter
+from skylark.broker.arrivals import Waiter
 from skylark.broker.checkpoints import CheckPoints
 from skylark.broker.config import BrokerConfig
-from skylark.broker.filters import BadExpression, parse_subscription, tag_filter
+from skylark.broker.filters import BadExpression, Filter, message_filter, parse_subscription
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
 from skylark.broker.polling import PopWaiters
@@ -68,7 +68,7 @@ class _Asked(msgspec.Struct):
     header: PopMessage
     topic: TopicConfig
     group: SubscriptionGroupConfig
-    wants: TagFilter | None
+    filter: Filter
     peer: str
     expires_ms: int
 
@@ -154,7 +154,9 @@ class Pops:
             return ResponseCode.POLLING_TIMEOUT
         for free_at_ms in found.blocked_until_ms:  # nothing arrives when a message's time has passed
             left_ms = min(left_ms, max(1, free_at_ms - now_ms))
-        waiter = self._waiters.wait(header.topic, header.consumer_group, header.queue_id, asked.wants, left_ms / 1000)
+        waiter = self._waiters.wait(
+            header.topic, header.consumer_group, header.queue_id, asked.filter.wants, left_ms / 1000
+        )
         return ResponseCode.POLLING_FULL if waiter is None else waiter
 
     # The answer.
@@ -237,16 +239,20 @@ class Pops:
         if room <= 0:
             found.rest += self._store.max_offset(topic, queue_id) - offset
             return
-        result = self._store.read(topic, queue_id, offset, room, wants=asked.wants)
+        result = self._read(asked, topic, queue_id, offset, room)
         if result.status in _CORRECTS:
             offset = result.next_offset
             self._offsets.commit(group, topic, queue_id, offset, asked.peer)
-            result = self._store.read(topic, queue_id, offset, room, wants=asked.wants)
+            result = self._read(asked, topic, queue_id, offset, room)
         if result.slices:
             self._take(asked, found, topic, queue_id, offset, result)
         elif result.status in _PASSES and result.next_offset >= 0:
             self._offsets.commit(group, topic, queue_id, result.next_offset, asked.peer)
         found.rest += max(0, result.max_offset - result.next_offset)
+
+    def _read(self, asked: _Asked, topic: str, queue_id: int, offset: int, room: int) -> ReadResult:
+        wanted = asked.filter
+        return self._store.read(topic, queue_id, offset, room, wants=wanted.wants, accepts=wanted.accepts)
 
     def _take(self, asked: _Asked, found: _Found, topic: str, queue_id: int, start: int, result: ReadResult) -> None:
         """The messages are this consumer's from here on."""
@@ -352,19 +358,16 @@ class Pops:
                       repr(connection), expires_ms)  # fmt: skip
 
 
-def pop_filter(topic: str, expression: str | None, expression_type: str | None) -> TagFilter | None:
+def pop_filter(topic: str, expression: str | None, expression_type: str | None) -> Filter:
     """Which messages a pop asks for, all if it does not say. Raises RequestFailed."""
     if not expression:
-        return None
+        return Filter()
     try:
-        subscription = parse_subscription(topic, expression, expression_type)
-        if not subscription.is_by_tag:
-            raise BadExpression(f"a filter by {expression_type}")
-    except BadExpression:
+        return message_filter(parse_subscription(topic, expression, expression_type))
+    except BadExpression as e:
         raise RequestFailed(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {e}"
         ) from None
-    return tag_filter(subscription)
 
 
 def _is_by_priority(asked: _Asked) -> bool:
