@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 
 from skylark.client.message import Message
-from skylark.client.sync import LitePullConsumer, Producer, PushConsumer
+from skylark.client.sync import LitePullConsumer, Producer, PushConsumer, SimpleConsumer
 
 DEADLINE_S = 30.0
 
@@ -40,3 +40,22 @@ def test_a_for_loop(namesrv: str, topic: str, group: str) -> None:
                 if len(got) == 3:
                     break
     assert got == [b"a", b"b", b"c"]
+
+
+def test_messages_are_received_and_acknowledged(namesrv: str, topic: str, group: str) -> None:
+    with Producer(namesrv, group="senders", timeout_s=DEADLINE_S) as producer:
+        producer.send_batch(topic, [b"a", b"b", b"c"])
+        consumer = SimpleConsumer(namesrv, group=group, from_where="first")
+        consumer.subscribe(topic)
+        with consumer:
+            [first] = consumer.receive(max_messages=1)
+            consumer.extend(first, 60)
+            consumer.ack(first)
+            got = []
+            for message in consumer:
+                got.append(message.body)
+                consumer.ack([message])
+                if len(got) == 2:
+                    break
+            assert consumer.receive(wait_s=0) == []
+    assert sorted([first.body, *got]) == [b"a", b"b", b"c"]
