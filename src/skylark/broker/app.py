@@ -21,6 +21,7 @@ from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.delay import Delayed
 from skylark.broker.filterdata import FilterTable
+from skylark.broker.filterservers import FilterServers
 from skylark.broker.groups import Groups
 from skylark.broker.halves import Halves
 from skylark.broker.locks import Locks
@@ -40,7 +41,7 @@ from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
 from skylark.broker.transactions import Transactions
-from skylark.net.connection import Handler, RequestFailed
+from skylark.net.connection import Connection, Handler
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
@@ -148,10 +149,12 @@ class Broker:
         ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
         self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
         self._topics.on_change = self._registration.topics_changed
+        self._filter_servers = FilterServers(config, steady_clock_ms, lambda: self._registration.topics_changed([]))
+        self._registration.filter_servers = self._filter_servers.addresses
         self._static_topics.on_change = self._queues_moved
         self._server = Server(
             with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers())),
-            closed=self._clients.closed,
+            closed=self._closed,
             idle_s=config.server_channel_max_idle_time_seconds,
         )
 
@@ -172,6 +175,7 @@ class Broker:
                 config, store, self._topics, self._groups, self._offsets, self._clients, self._arrivals, self._stats,
                 self._filters,
             ).handlers(),
+            **self._filter_servers.handlers(),
             **self._popping.handlers(),
             **self._assignments.handlers(),
             **topics.handlers(self._topics, self._offsets, self._forget_topic, published, self._static_topics),
@@ -197,6 +201,10 @@ class Broker:
     def _arrived(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
         self._arrivals.notify(topic, queue_id, queue_offset, tag_code)
         self._popping.notify(topic, queue_id, queue_offset, tag_code)
+
+    def _closed(self, connection: Connection) -> None:
+        self._clients.closed(connection)
+        self._filter_servers.closed(connection)
 
     def _record_of(self, topic: str, queue_id: int, offset: int) -> memoryview | None:
         entry = self._store.entry(topic, queue_id, offset)
@@ -276,6 +284,7 @@ class Broker:
         self._stats.tick(now_ms)
         self._clients.expire(now_ms)
         self._filters.clean(now_ms)
+        self._filter_servers.expire()
         self._store.clean(now_ms)
         self._timers.clean()
         return _HOUSEKEEPING_INTERVAL_S

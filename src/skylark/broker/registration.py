@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from zlib import crc32
 
 from skylark.broker.config import BrokerConfig
@@ -30,6 +31,8 @@ class Registration:
     def __init__(
         self, config: BrokerConfig, topics: Topics, address: str, ha_address: str, static_topics: StaticTopics
     ) -> None:
+        self.filter_servers: Callable[[], list[str]] = list
+        """Where consumers may have their messages filtered."""
         self._config = config
         self._topics = topics
         self._static_topics = static_topics
@@ -119,13 +122,14 @@ class Registration:
                 for name, topic in topics.items()
             }
         return RegisterBrokerBody(
+            filter_server_list=self.filter_servers(),
             topic_config_serialize_wrapper=TopicConfigWrapper(
                 topic_config_table=topics,
                 data_version=self._topics.data_version,
                 topic_queue_mapping_info_map={
                     name: detail.info() for name, detail in self._static_topics.all().items()
                 },
-            )
+            ),
         )
 
     async def _register_with(self, server: str, header: RegisterBroker, body: bytes, force: bool) -> None:

@@ -117,6 +117,17 @@ class PullMessage(msgspec.Struct, rename="camel"):
     proxy_froward_client_id: str | None = None
 
 
+class RegisterFilterServer(msgspec.Struct, rename="camel"):
+    filter_server_addr: str
+
+
+class RegisterMessageFilterClass(msgspec.Struct, rename="camel"):
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: int = msgspec.field(name="classCRC")
+
+
 class ConsumerSendMsgBack(msgspec.Struct, rename="camel"):
     offset: int
     group: str
