@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from skylark.cli.broker import broker
+from skylark.cli.filtersrv import filtersrv
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
 from skylark.cli.queries import query, trace
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(namesrv)
 app.command()(broker)
+app.command()(filtersrv)
 app.command()(send)
 app.command()(consume)
 app.command()(tail)

@@ -44,6 +44,12 @@ def up(
         Flush | None,
         typer.Option(help="When a send is acknowledged: written (async) or on the disk (sync).", show_default="async"),
     ] = None,
+    filter_server: Annotated[
+        bool,
+        typer.Option(
+            "--filter-server", help="Also a filter server, which runs the classes that consumers upload: trust them."
+        ),
+    ] = False,
     config: options.ConfigFile = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -73,7 +79,7 @@ def up(
         listen_port=namesrv_port,
         kv_config_path=str(root / "namesrv" / "kvConfig.json"),
     )
-    run(lambda: _serve(namesrv_config, broker_config, config))
+    run(lambda: _serve(namesrv_config, broker_config, config, filter_server))
 
 
 def _broker_config(
@@ -104,7 +110,9 @@ def _broker_config(
     return result
 
 
-async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig", file: Path | None) -> None:
+async def _serve(
+    namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig", file: Path | None, filter_server: bool
+) -> None:
     from skylark.broker.app import Broker, advertised_address
     from skylark.nameserver.app import NameServer
 
@@ -126,9 +134,21 @@ async def _serve(namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig",
         )
         namesrv_address = address(reachable(host, advertised), namesrv_port)
         broker_address = address(reachable(host, advertised), broker_port)
+        if filter_server:
+            await _start_filter_server(running, host, advertised, address(reachable(host), broker_port))
         _greet(namesrv_address, broker_address, broker_config)
         print(f"ready namesrv={namesrv_address} broker={broker_address}", flush=True)
         await running.until_told_to_stop()
+
+
+async def _start_filter_server(running: Running, host: str, advertised: str, broker: str) -> None:
+    from skylark.filterserver.app import FilterServer
+    from skylark.filterserver.config import FiltersrvConfig
+
+    config = FiltersrvConfig(
+        connect_which_broker=broker, filter_server_ip=advertised, client_upload_filter_class_enable=True
+    )
+    await running.start(FilterServer(config), "filter server", host, 0, "another")
 
 
 def _greet(namesrv_address: str, broker_address: str, config: "BrokerConfig") -> None:

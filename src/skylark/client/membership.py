@@ -20,6 +20,7 @@ from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
 from skylark.client.errors import RocketMQError, RouteNotFound
+from skylark.client.filter_classes import FilterClass, upload
 from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynchronous
 from skylark.client.locking import QueueLocks
 from skylark.client.message import Message
@@ -50,6 +51,7 @@ _CLIENT_VERSION: Final = "V5_5_0"
 _UNBALANCED_WAIT_S: Final = 1.0
 _MAX_HASTY_TRIES: Final = 60
 _LOCK_INTERVAL_S: Final = 20.0
+_UPLOAD_INTERVAL_S: Final = 10.0
 
 Filter = Callable[[Message], bool]
 
@@ -95,14 +97,16 @@ class Membership:
         subscriptions: dict[str, Subscription],
         filters: Mapping[str, Filter],
         running: asyncio.Event,
+        classes: Mapping[str, FilterClass],
     ) -> None:
-        """`subscriptions` and `filters` may change later on; `running` is clear while the consumer is paused."""
+        """What is wanted may change later on; `running` is clear while the consumer is paused."""
         self._session = session
         self._group = group
         self._options = options
         self.subscriptions = subscriptions
         self.filters = filters
         self._running = running
+        self._classes = classes
         self._started_ms = now_ms()
         self.assignments = Assignments()
         self._executor = None
@@ -231,6 +235,7 @@ class Membership:
         await asyncio.gather(*(self._learn_route(topic) for topic in list(self.subscriptions)))
         for subscription in self.subscriptions.values():
             await check_filter(self._session, self._group, subscription)
+        await self._upload_classes()
         if isinstance(self.offsets, LocalOffsets):
             await asyncio.to_thread(self.offsets.load)
         self._leave_routes = self._session.routes.subscribe(lambda route: self._route_changed(route.topic))
@@ -241,6 +246,7 @@ class Membership:
         balanced = await self._rebalance.run()
         self._spawn(self._rebalance_forever(balanced))
         self._spawn(self._commit_forever())
+        self._spawn(self._upload_forever())
         if self._has_locks:
             self._spawn(self._lock_forever())
 
@@ -338,6 +344,8 @@ class Membership:
     async def _announce(self, topic: str | None) -> None:
         if topic is not None:
             await self._learn_route(topic)
+        if topic is not None and topic in self._classes:
+            await upload(self._session, self._group, topic, self._classes[topic])
         await self._session.heartbeat()
         self.rebalance_soon()
 
@@ -380,6 +388,19 @@ class Membership:
                 await self.commit()
             except RocketMQError as e:
                 log.warning("%s can't commit: %s", self._group, e)
+
+    async def _upload_classes(self) -> None:
+        for topic, filter_class in list(self._classes.items()):
+            await upload(self._session, self._group, topic, filter_class)
+
+    async def _upload_forever(self) -> None:
+        """Filter servers come, and forget when they are started again; one that knows the class does nothing."""
+        while True:
+            await asyncio.sleep(_UPLOAD_INTERVAL_S)
+            try:
+                await self._upload_classes()
+            except RocketMQError as e:
+                log.warning("%s can't upload its filter class: %s", self._group, e)
 
     async def _lock_forever(self) -> None:
         while True:

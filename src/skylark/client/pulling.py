@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 from skylark.client.errors import BrokerError, NotReachable, RocketMQError
+from skylark.client.filter_classes import choose_server
 from skylark.client.message import Message
 from skylark.client.reading import read_messages
 from skylark.client.session import Session
@@ -42,6 +43,7 @@ _FIRST_ERROR_WAIT_S: Final = 0.1
 _COMMIT_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
 _BRINGS_SUBSCRIPTION: Final = 4
+_CLASS_FILTER: Final = 8
 
 
 _UNHEARD: Final = (
@@ -184,6 +186,7 @@ async def pull(
         (_COMMIT_OFFSET if commit_offset > 0 and master else 0)
         | (_MAY_SUSPEND if suspend_ms else 0)
         | (_BRINGS_SUBSCRIPTION if brings_subscription else 0)
+        | (_CLASS_FILTER if subscription.class_filter_mode else 0)
     )
     header = PullMessage(
         consumer_group=group,
@@ -199,7 +202,10 @@ async def pull(
         expression_type=subscription.expression_type,
     )
     request = Frame(RequestCode.PULL_MESSAGE, encode_header(header))
-    answer = await session.ask_queue(queue, request, timeout_s, broker_id=broker_id)
+    if subscription.class_filter_mode:
+        answer = await session.ask_address(choose_server(session, queue), request, timeout_s)
+    else:
+        answer = await session.ask_queue(queue, request, timeout_s, broker_id=broker_id)
     return read_answer(answer, queue, subscription, offset)
 
 

@@ -23,6 +23,7 @@ from typing import Final, Literal, Self, TypeVar
 from skylark.client import allocate
 from skylark.client.consuming import NEVER
 from skylark.client.errors import ClientClosed, InvalidMessage
+from skylark.client.filter_classes import FilterClass
 from skylark.client.listening import ConsumeHook, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
 from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
@@ -132,6 +133,7 @@ class PushConsumer:
         )
         self._subscriptions: dict[str, Subscription] = {}
         self._filters: dict[str, Filter] = {}
+        self._classes: dict[str, FilterClass] = {}
         self._running = asyncio.Event()
         self._running.set()
         self._closed = asyncio.Event()  # closing has begun
@@ -157,9 +159,18 @@ class PushConsumer:
         offsets = {} if self._member is None else self._member.positions(self._namespace.wrap(topic))
         return {self._namespace.unwrap_queue(queue): offset for queue, offset in offsets.items()}
 
-    def subscribe(self, topic: str, tag: str = "*", *, sql: str | None = None, filter: Filter | None = None) -> None:
+    def subscribe(
+        self,
+        topic: str,
+        tag: str = "*",
+        *,
+        sql: str | None = None,
+        filter: Filter | None = None,
+        filter_class: type | tuple[str, str] | None = None,
+    ) -> None:
         """Wants the messages of a topic with some tags (`a || b`), or by an SQL92 expression that the broker
-        evaluates; `filter` is asked here for each of them. All members of a group must subscribe to the same.
+        evaluates, or by a class that runs at a filter server (the class, or its name and source); `filter` is asked
+        here for each of them. All members of a group must subscribe to the same.
         """
         topic = self._namespace.wrap(topic)
         check_topic(topic)
@@ -168,11 +179,19 @@ class PushConsumer:
         self._filters.pop(topic, None)
         if filter is not None:
             self._filters[topic] = filter
+        self._classes.pop(topic, None)
+        if filter_class is not None:
+            if tag != "*" or sql is not None:
+                raise InvalidMessage(f"topic {topic!r}: a filter class takes the place of tag and sql")
+            self._classes[topic] = uploaded = FilterClass.of(filter_class)
+            self._subscriptions[topic].class_filter_mode = True
+            self._subscriptions[topic].sub_string = uploaded.name
         self._announce(topic)
 
     def unsubscribe(self, topic: str) -> None:
         """Gives up the topic's queues."""
         topic = self._namespace.wrap(topic)
+        self._classes.pop(topic, None)
         self._filters.pop(topic, None)
         if self._subscriptions.pop(topic, None) is not None:
             self._announce(None)
@@ -222,6 +241,7 @@ class PushConsumer:
             self._subscriptions,
             self._filters,
             self._running,
+            self._classes,
         )
         try:
             await self._member.start()

@@ -49,6 +49,8 @@ class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
     is_ordered: bool = False
     is_default: bool = False
     """The topic does not exist yet; this is where it would be made."""
+    filter_servers: dict[str, list[str]] = {}
+    """broker address -> filter servers that stand by it"""
     leaders: dict[MessageQueue, str] = {}
     """Of a static topic, whose queues are logical: which broker leads each of them at the moment."""
 
@@ -86,6 +88,7 @@ def build_route(topic: str, data: TopicRouteData) -> TopicRoute:
         read_queues=read_queues,
         brokers=brokers,
         is_ordered=bool(data.order_topic_conf),
+        filter_servers=data.filter_server_table,
     )
 
 

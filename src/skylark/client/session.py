@@ -376,7 +376,7 @@ class Session:
 
     async def _dial(self, address: str) -> Connection:
         connection = await self._running_pool().get(address)
-        if self._producers or self._consumers:
+        if (self._producers or self._consumers) and address in self._member_addresses():
             await self._beat(address, connection)
         self._open[address] = connection
         return connection

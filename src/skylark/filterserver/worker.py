@@ -34,6 +34,7 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, order: Order) -> None:
         self._process = process
         self._order = order
+        self._is_killed = False  # which the event loop notices a moment later
 
     @classmethod
     async def start(cls, order: Order) -> Worker:
@@ -61,10 +62,11 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        return self._process.returncode is None and not self._is_killed
 
     def kill(self) -> None:
         if self.is_alive:
+            self._is_killed = True
             self._process.kill()
 
     async def _ask(self, data: bytes, timeout_s: float) -> Verdict:

@@ -65,7 +65,9 @@ final class PushConsumers {
             // The enum's package differs between client versions, so it is never named here.
             consumer.setMessageModel(Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
         }
-        if (args.has("sql")) {
+        if (args.has("filterClass")) {
+            consumer.subscribe(args.text("topic"), args.text("filterClass"), args.text("source"));
+        } else if (args.has("sql")) {
             consumer.subscribe(args.text("topic"), MessageSelector.bySql(args.text("sql")));
         } else {
             consumer.subscribe(args.text("topic"), args.text("expression", "*"));
