@@ -12,6 +12,7 @@ from skylark.broker import config as broker_config
 from skylark.broker.config import BrokerConfig, BrokerRole, FlushDiskType
 from skylark.config.apache_keys import BROKER_KEYS, NAMESRV_KEYS, PROXY_KEYS
 from skylark.config.properties import ConfigError, allowed_values, parse, render
+from skylark.filterserver.config import FiltersrvConfig
 from skylark.nameserver import config as namesrv_config
 from skylark.nameserver.config import NamesrvConfig
 
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 RECORDS: list[tuple[type[msgspec.Struct], frozenset[str], frozenset[str]]] = [
     (BrokerConfig, BROKER_KEYS | PROXY_KEYS, broker_config.UPDATABLE_KEYS),
     (NamesrvConfig, NAMESRV_KEYS, namesrv_config.UPDATABLE_KEYS),
+    # Apache has no filter server any more: the keys are those that it had, and limits of our own.
+    (FiltersrvConfig, frozenset(field.encode_name for field in msgspec.structs.fields(FiltersrvConfig)), frozenset()),
 ]
 each_record = pytest.mark.parametrize(("record", "apache_keys", "updatable"), RECORDS)
 

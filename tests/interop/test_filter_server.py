@@ -62,8 +62,8 @@ def old(java_old: Driver, server: Server, filter_server: Process) -> Iterator[Se
     session.close()
 
 
-def make_topic(session: Session, group: str, topic: str) -> None:
-    session.producer(group).create_topic(topic, 1)
+def make_topic(session: Session, group: str, topic: str, queues: int = 1) -> None:
+    session.producer(group).create_topic(topic, queues)
     while b'filterServerTable":{}' in request(session.namesrv, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[1]:
         pass
 
@@ -110,13 +110,15 @@ def test_the_newest_java_pulls_through_what_python_uploaded(
     old: Session, java_latest: Driver, server: Server, topic: str, group: str
 ) -> None:
     async def run() -> None:
-        make_topic(old, group, topic)
+        make_topic(old, group, topic, 2)
         inbox = Inbox()
         ours = PushConsumer(server.namesrv_addr, group, listener=inbox, from_where="first")
         ours.subscribe(topic, filter_class=(NAME, SOURCE))
         session = Session(java_latest, server.namesrv_addr)
         async with ours, Producer(server.namesrv_addr) as producer:
             theirs = session.consumer(group, topic, filterClass=NAME, source=SOURCE, from_="first")
+            await asyncio.to_thread(theirs.await_queues, 1)
+            await eventually(lambda: sum(queue.topic == topic for queue in ours.queues) == 1)
             for prices in PRICES * 5:
                 await producer.send(topic, prices.encode(), properties={"prices": prices})
             got: list[str] = []
@@ -126,6 +128,8 @@ def test_the_newest_java_pulls_through_what_python_uploaded(
                 return len(got) + len(inbox.messages) >= 10
 
             await eventually(all_came)
+            assert got
+            assert inbox.messages
             assert sorted(got + [body.decode() for body in inbox.bodies]) == ["5+6"] * 5 + ["9+9"] * 5
         session.close()
 

@@ -18,6 +18,15 @@ Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an addr
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
+# Keys of Apache's filter server that have no effect here.
+_IGNORED = frozenset(
+    """
+    compressMsgBodyOverHowmuch filterClassRepertoryUrl fsServerAsyncSemaphoreValue fsServerCallbackExecutorThreads
+    fsServerWorkerThreads namesrvAddr rocketmqHome zipCompressLevel
+    """.split()
+)
+
+
 class FiltersrvConfig(msgspec.Struct, rename="camel", kw_only=True):
     connect_which_broker: Address = "127.0.0.1:10911"
     filter_server_ip: Host = msgspec.field(default="", name="filterServerIP")
@@ -31,4 +40,4 @@ class FiltersrvConfig(msgspec.Struct, rename="camel", kw_only=True):
 
 def load(path: Path) -> FiltersrvConfig:
     """The settings in the `.properties` file at `path`."""
-    return properties.bind(FiltersrvConfig, properties.read(path), source=str(path), ignored=frozenset())
+    return properties.bind(FiltersrvConfig, properties.read(path), source=str(path), ignored=_IGNORED)
