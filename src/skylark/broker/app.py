@@ -41,7 +41,7 @@ from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
 from skylark.broker.transactions import Transactions
-from skylark.net.connection import Connection, Handler
+from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
