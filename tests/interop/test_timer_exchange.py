@@ -7,19 +7,20 @@ rolled on their way, by one server or the other.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from drivers import Driver, Session
-from servers import SERVERS, Server
+from servers import SERVERS, Server, request
 
 TOPIC = "Exchanged"
 SETTINGS = {"recallMessageEnable": "true", "timerRollWindowSlot": "6"}
 TAKEN_UP_DEADLINE_S = 30.0
 POLL_S = 0.05
-UNIT_BYTES = 52
+GET_BROKER_RUNTIME_INFO = 28
 Start = Callable[..., Server]
 
 
@@ -48,24 +49,21 @@ def put(driver: Driver, server: Server, name: str) -> dict[str, int]:
     for body, delay_ms in ((f"{name}-soon", 1500), (f"{name}-late", 9_000), (f"{name}-later", 16_000)):
         due_ms[body] = now_ms + delay_ms
         sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
-    for delay_ms in (5_000, 12_000):
+    for delay_ms in (2_500, 5_000):  # within the window: Apache's broker forgets a recall when it rolls its timer late
         recalled = sender.call("timers.send", topic=TOPIC, body=f"{name}-recalled", delayMs=delay_ms)
         sender.call("timers.recall", topic=TOPIC, handle=recalled["handle"])
     session.close()
     return due_ms
 
 
-def wait_on_the_wheel(server: Server, count: int) -> None:
-    """Until the timer log of a server has so many units: what is on the wheel, not only in its queue."""
+def wait_on_the_wheel(server: Server) -> None:
+    """Until all that is in the queue of timers is on the wheel of the server."""
     deadline = time.monotonic() + TAKEN_UP_DEADLINE_S
     while True:
-        files = sorted((server.store / "timerlog").glob("0*"))
-        with files[0].open("rb") if files else Path("/dev/null").open("rb") as log:
-            head = log.read((count + 1) * UNIT_BYTES)
-        units = [head[at : at + 4] for at in range(0, len(head), UNIT_BYTES)]
-        if units[count - 1 : count] == [UNIT_BYTES.to_bytes(4, "big")]:
+        _, body = request(server.broker_addr, GET_BROKER_RUNTIME_INFO, {})
+        if json.loads(body)["table"]["timerOffsetBehind"] == "0":
             return
-        assert time.monotonic() < deadline, f"{len(units)} units, {count} are wanted"
+        assert time.monotonic() < deadline
         time.sleep(POLL_S)
 
 
@@ -76,19 +74,21 @@ def test_timers_survive_moves_between_servers(
     ours = "apache" if server_kind == "apache" else "skylark"
     first = start("apache")
     due_ms = put(java_latest, first, "apache")
-    wait_on_the_wheel(first, 7)
+    wait_on_the_wheel(first)
     getattr(first, ends[0])()
 
     second = start(ours, first)
     due_ms |= put(java_latest, second, "skylark")
-    wait_on_the_wheel(second, 14)
+    wait_on_the_wheel(second)
     getattr(second, ends[1])()
 
     third = start("apache", second)
     session = Session(java_latest, third.namesrv_addr)
     consumer = session.consumer("readers", TOPIC)
-    seen = consumer.take_until(lambda event: event["body"] == "skylark-later")
-    session.close()
-    assert {event["body"] for event in seen} == set(due_ms)
-    for event in seen:
+    missing = set(due_ms)
+    while missing:
+        [event] = consumer.take(1)
+        assert event["body"] in due_ms, "recalled, and came nevertheless"
         assert event["storeTimestamp"] >= due_ms[event["body"]], event
+        missing.discard(event["body"])
+    session.close()
