@@ -232,11 +232,13 @@ def test_what_is_no_timer_is_passed_over(tmp_path: Path) -> None:
     odd = [{}, {"TIMER_OUT_MS": "-1"}, {"TIMER_OUT_MS": "9" * 40}, {"TIMER_OUT_MS": str(NOW_MS)},
            {"TIMER_OUT_MS": str(NOW_MS), "REAL_TOPIC": "../../x", "REAL_QID": "0"},
            {"TIMER_OUT_MS": str(NOW_MS), "REAL_TOPIC": "t", "REAL_QID": "-1"}]  # fmt: skip
-    for properties in odd:
+    small.send(b"first", NOW_MS, TIMER_DELAY_SEC="1")
+    small.turn(NOW_MS)
+    for properties in (*odd, *({**properties, "TIMER_DELAY_SEC": "1"} for properties in odd)):
         small.put.one(Message(TIMER_TOPIC, 0, b"odd", dict(properties), born_host=host), NOW_MS)
     small.send(b"good", NOW_MS, TIMER_DELAY_SEC="1")
     small.turn(NOW_MS)
-    assert small.turn(NOW_MS + 5000) == [b"good"]
+    assert small.turn(NOW_MS + 5000) == [b"first", b"good"]
     assert sorted(topic for topic, _ in small.store.queues()) == [TIMER_TOPIC, "t"]
     small.close()
 

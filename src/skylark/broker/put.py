@@ -5,12 +5,13 @@ its delay has passed. One with a delay is parked first; see `parking`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.parking import DELAY_PROPERTIES, Parking
 from skylark.broker.stats import Stats
 from skylark.net.connection import RequestFailed
-from skylark.store import Appended, MessageTooLarge, NotWriteable, PropertiesTooLarge, Store, StoreError
+from skylark.store import TIMER_TOPIC, Appended, MessageTooLarge, NotWriteable, PropertiesTooLarge, Store, StoreError
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_WAIT_STORE_OK, Message
@@ -24,17 +25,21 @@ class Put:
         self._config = config
         self._stats = stats
         self.parking = Parking(config)
+        self.on_timer: Callable[[dict[str, str], Appended], None] = lambda properties, appended: None
         self.is_synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     def one(self, message: Message, now_ms: int) -> Appended:
         """Stores a message. Raises RequestFailed with the code and remark that clients know."""
-        if not DELAY_PROPERTIES.isdisjoint(message.properties):
+        is_delayed = not DELAY_PROPERTIES.isdisjoint(message.properties)
+        if is_delayed:
             self.parking.park(message, now_ms)
         try:
             appended = self._store.append(message, now_ms)
         except StoreError as e:
             raise self._refusal(e) from e
         self._stats.put(message.topic, 1, appended.size_bytes)
+        if is_delayed and message.topic == TIMER_TOPIC:
+            self.on_timer(message.properties, appended)
         return appended
 
     def batch(self, messages: list[Message], now_ms: int) -> list[Appended]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.put import Put
 from skylark.broker.topics import validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store import TIMER_TOPIC, DueSlot, QueueEntry, Store, TimerConfig, TimerStore
+from skylark.store import TIMER_TOPIC, Appended, DueSlot, QueueEntry, Store, StoreError, TimerConfig, TimerStore
 from skylark.store.tables import TimerMetrics, TopicTimers, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -58,6 +59,9 @@ NO_TIMERS: Final = {
     "timerEnqueueTps": "0.0",
     "timerDequeueTps": "0.0",
 }
+
+
+_topic_hash = lru_cache(maxsize=1024)(java_hash)
 
 
 def delete_key(topic: str, unique_key: str, config: BrokerConfig) -> str:
@@ -97,6 +101,7 @@ class Timers:
         self._saved_counter = self._metrics.data_version.counter
         self._put_rate, self._delivery_rate = Rate(), Rate()
         put.parking.timers_at = self._waiting_at
+        put.on_timer = self._came
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -161,16 +166,33 @@ class Timers:
             message = self._read(entry) if entry is not None else None
             if entry is None or message is None:
                 timers.skip()
-                continue
-            properties = message.properties
-            topic = properties.get(PROPERTY_REAL_TOPIC, "")
-            is_recall = PROPERTY_TIMER_DELETE_KEY in properties
-            out_ms = int(properties[PROPERTY_TIMER_OUT_MS])
-            if not timers.put(out_ms, late_ms, entry, is_recall=is_recall, topic_hash=java_hash(topic)):
+            elif not self._put_on_wheel(timers, message.properties, entry, late_ms, now_ms):
                 return False
-            self._put_rate.count += 1
-            self._count(topic, -1 if is_recall else 1, now_ms)
         self._late_ms = late_ms
+        return True
+
+    def _came(self, properties: dict[str, str], appended: Appended) -> None:
+        """A timer was just stored: if the queue was followed up to it, there is no need to read it again."""
+        timers = self._timers
+        is_next = timers is not None and timers.queue_offset == appended.queue_offset and self._late_ms is None
+        if timers is None or not is_next or not _is_timer(properties):
+            return
+        entry = QueueEntry(appended.log_offset, appended.size_bytes, 0)
+        try:
+            self._put_on_wheel(timers, properties, entry, timers.write_ms, appended.store_timestamp_ms)
+        except StoreError as e:
+            log.warning("a timer is not on the wheel yet: %s", e)
+
+    def _put_on_wheel(
+        self, timers: TimerStore, properties: dict[str, str], entry: QueueEntry, late_ms: int, now_ms: int
+    ) -> bool:
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
+        is_recall = PROPERTY_TIMER_DELETE_KEY in properties
+        out_ms = int(properties[PROPERTY_TIMER_OUT_MS])
+        if not timers.put(out_ms, late_ms, entry, is_recall=is_recall, topic_hash=_topic_hash(topic)):
+            return False
+        self._put_rate.count += 1
+        self._count(topic, -1 if is_recall else 1, now_ms)
         return True
 
     def _read(self, entry: QueueEntry) -> StoredMessage | None:
@@ -183,8 +205,7 @@ class Timers:
         except BadRecord as error:
             log.error("the timer at log offset %d is damaged: %s", entry.log_offset, error)
             return None
-        out_ms = message.properties.get(PROPERTY_TIMER_OUT_MS, "")
-        if not (out_ms.isdecimal() and out_ms.isascii()) or len(out_ms) > _TIME_DIGITS:
+        if not _is_timer(message.properties):
             log.warning("the message at log offset %d is in the queue of timers, but is none", entry.log_offset)
             return None
         return message
@@ -292,6 +313,11 @@ class Timers:
         if not self._config.timer_wheel_enable:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "The timer message store is null")
         return request.reply(body=fastjson.dumps(self._metrics))
+
+
+def _is_timer(properties: dict[str, str]) -> bool:
+    out_ms = properties.get(PROPERTY_TIMER_OUT_MS, "")
+    return out_ms.isdecimal() and out_ms.isascii() and len(out_ms) <= _TIME_DIGITS
 
 
 def _due(stored: StoredMessage) -> Message | None:
