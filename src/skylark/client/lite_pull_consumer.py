@@ -25,8 +25,8 @@ from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 
-from skylark.client.allocate import Strategy, average, java_order
-from skylark.client.errors import BrokerError, ClientClosed, RocketMQError
+from skylark.client.allocate import Strategy, average
+from skylark.client.errors import ClientClosed, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
 from skylark.client.producer import open_tracer
@@ -34,15 +34,14 @@ from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import Limits, PullStatus
 from skylark.client.read_ahead import Owned, ReadAhead
 from skylark.client.session import Session, session_of
+from skylark.client.sharing import share_of
 from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
 from skylark.client.tracing import ConsumeTraces
 from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
-from skylark.wire.bodies import CLUSTERING, PULL, BadBody, ConsumerData, ConsumerIds, Subscription, decode_body
-from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
-from skylark.wire.headers import GetConsumerListByGroup, encode_header
+from skylark.wire.bodies import CLUSTERING, PULL, ConsumerData, Subscription
+from skylark.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -400,36 +399,11 @@ class LitePullConsumer:
 
     async def _rebalance_topic(self, topic: str) -> bool:
         route = await self._session.routes.get(topic)
-        members = await self._members(list(route.brokers))
-        client_id = self._session.client_id
-        if client_id not in members:
-            # Not heard of yet, or forgotten: nothing is ours until the broker knows us.
-            await self._session.heartbeat()
-            members = await self._members(list(route.brokers))
-        share = self._strategy(client_id, route.read_queues, sorted(members, key=java_order))
+        share = await share_of(self._session, self.group, route, self._strategy)
         subscription = self._subscriptions.get(topic)
         if subscription is not None:
-            self._own(topic, dict.fromkeys(share, subscription))
-        return client_id in members
-
-    async def _members(self, brokers: Sequence[str]) -> list[str]:
-        """The client ids of the group, from the first broker that tells."""
-        fields = encode_header(GetConsumerListByGroup(self.group))
-        failure: RocketMQError = RocketMQError(f"no broker knows the members of group {self.group}")
-        for broker in brokers:
-            try:
-                request = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, dict(fields))
-                answer = await self._session.ask_broker(broker, request, broker_id=None)
-            except RocketMQError as e:
-                failure = e
-                continue
-            if answer.code == ResponseCode.SUCCESS:
-                try:
-                    return decode_body(ConsumerIds, answer.body).consumer_id_list
-                except BadBody as e:
-                    answer.remark = str(e)
-            failure = BrokerError(answer.code, answer.remark, broker)
-        raise failure
+            self._own(topic, dict.fromkeys(share or [], subscription))
+        return share is not None
 
     def _own(self, topic: str | None, wanted: Mapping[MessageQueue, Subscription]) -> None:
         """Ends what is not wanted, of the topic or of all, and begins what is new."""

@@ -33,6 +33,41 @@ UNKNOWN: Final = -1
 DIRECTORY_NAME: Final = ".rocketmq_offsets"
 
 
+async def ask_offset(
+    session: Session, queue: MessageQueue, code: int, header: msgspec.Struct, timeout_s: float | None = None
+) -> int:
+    """The offset in a broker's answer about one of its queues. Raises RocketMQError."""
+    answer = await _ask(session, queue, code, header, timeout_s)
+    return int(_checked(answer, queue).fields["offset"])
+
+
+async def committed(session: Session, group: str, queue: MessageQueue, timeout_s: float, *, is_strict: bool) -> int:
+    """The group's offset at the broker, UNKNOWN when there is none; see `Offsets.fetch`. Raises RocketMQError."""
+    header = QueryConsumerOffset(group, queue.topic, queue.queue_id, False if is_strict else None)
+    answer = await _ask(session, queue, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return UNKNOWN
+    return int(_checked(answer, queue).fields["offset"])
+
+
+async def commit(session: Session, group: str, queue: MessageQueue, offset: int, timeout_s: float) -> None:
+    """Stores the group's offset at the broker. Raises RocketMQError."""
+    header = UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset)
+    _checked(await _ask(session, queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s), queue)
+
+
+async def _ask(
+    session: Session, queue: MessageQueue, code: int, header: msgspec.Struct, timeout_s: float | None
+) -> Frame:
+    return await session.ask_queue(queue, Frame(code, encode_header(header)), timeout_s)
+
+
+def _checked(answer: Frame, queue: MessageQueue) -> Frame:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark, queue.broker_name)
+    return answer
+
+
 class Offsets(Protocol):
     """What consumers need of an offset store; there are two."""
 
@@ -100,14 +135,8 @@ class RemoteOffsets(_Memory):
         self._failing: set[str] = set()
 
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
-        header = QueryConsumerOffset(self._group, queue.topic, queue.queue_id, False if is_strict else None)
-        request = Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header))
-        answer = await self._session.ask_queue(queue, request, self._timeout_s)
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return UNKNOWN
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, queue.broker_name)
-        return self._learn(queue, int(answer.fields["offset"]))
+        stored = await committed(self._session, self._group, queue, self._timeout_s, is_strict=is_strict)
+        return self._learn(queue, stored)
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         dirty = [queue for queue in queues if queue in self._dirty]
@@ -117,13 +146,9 @@ class RemoteOffsets(_Memory):
     async def _store(self, queue: MessageQueue) -> None:
         offset = self._offsets[queue]
         self._dirty.discard(queue)
-        header = UpdateConsumerOffset(self._group, queue.topic, queue.queue_id, offset)
-        request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
         broker = queue.broker_name
         try:
-            answer = await self._session.ask_queue(queue, request, self._timeout_s)
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(answer.code, answer.remark, broker)
+            await commit(self._session, self._group, queue, offset, self._timeout_s)
         except RocketMQError as e:
             if queue in self._offsets:
                 self._dirty.add(queue)

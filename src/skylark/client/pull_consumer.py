@@ -16,21 +16,18 @@ from typing import Final, Self
 
 import msgspec
 
-from skylark.client.errors import BrokerError, ClientClosed, NotReachable
+from skylark.client import offsets
+from skylark.client.errors import ClientClosed, NotReachable
 from skylark.client.message import MessageQueue
 from skylark.client.pulling import Pulled, PullStatus, pull
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import ALL, build_subscription
 from skylark.wire.bodies import Subscription
-from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
+from skylark.wire.codes import RequestCode
 from skylark.wire.headers import (
     GetMaxOffset,
     GetMinOffset,
-    QueryConsumerOffset,
     SearchOffset,
-    UpdateConsumerOffset,
-    encode_header,
 )
 from skylark.wire.routes import MASTER_ID
 
@@ -128,18 +125,15 @@ class PullConsumer:
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group committed, or None when it never did."""
         queue = self._namespace.wrap_queue(queue)
-        header = QueryConsumerOffset(self.group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
-        answer = await self._ask(queue, Frame(RequestCode.QUERY_CONSUMER_OFFSET, encode_header(header)))
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return None
-        return int(_checked(answer, queue).fields["offset"])
+        await self._check_route(queue)
+        offset = await offsets.committed(self._session, self.group, queue, self._timeout_s, is_strict=True)
+        return None if offset == offsets.UNKNOWN else offset
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Makes `offset`, that of the next message to read, the group's place in the queue."""
         queue = self._namespace.wrap_queue(queue)
-        header = UpdateConsumerOffset(self.group, queue.topic, queue.queue_id, offset)
-        request = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, encode_header(header))
-        _checked(await self._ask(queue, request), queue)
+        await self._check_route(queue)
+        await offsets.commit(self._session, self.group, queue, offset, self._timeout_s)
 
     async def pull_for(
         self,
@@ -183,12 +177,8 @@ class PullConsumer:
         return pulled
 
     async def _offset(self, code: int, queue: MessageQueue, header: msgspec.Struct) -> int:
-        answer = await self._ask(queue, Frame(code, encode_header(header)))
-        return int(_checked(answer, queue).fields["offset"])
-
-    async def _ask(self, queue: MessageQueue, request: Frame) -> Frame:
         await self._check_route(queue)
-        return await self._session.ask_queue(queue, request, self._timeout_s)
+        return await offsets.ask_offset(self._session, queue, code, header, self._timeout_s)
 
     async def _check_route(self, queue: MessageQueue) -> None:
         self._check_started()
@@ -198,9 +188,3 @@ class PullConsumer:
     def _check_started(self) -> None:
         if not self._started:
             raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
-
-
-def _checked(answer: Frame, queue: MessageQueue) -> Frame:
-    if answer.code != ResponseCode.SUCCESS:
-        raise BrokerError(answer.code, answer.remark, queue.broker_name)
-    return answer

@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from skylark.client.allocate import Strategy, java_order
+from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
-from skylark.client.errors import BrokerError, NotReachable, RocketMQError, RouteNotFound
+from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.locking import QueueLocks
 from skylark.client.offsets import Offsets
 from skylark.client.pop_loops import PopLoops
-from skylark.client.routes import TopicRoute
 from skylark.client.session import Session
+from skylark.client.sharing import share_of
 from skylark.client.subscriptions import RETRY_PREFIX
-from skylark.wire.bodies import ConsumerIds, MessageQueue, Subscription, decode_body
-from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
-from skylark.wire.headers import GetConsumerListByGroup, encode_header
+from skylark.wire.bodies import MessageQueue, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -112,28 +108,8 @@ class Rebalance:
         if self._pops is not None and not topic.startswith(RETRY_PREFIX):
             pulls = await self._pops.share(route)
             return pulls is not None and await self._apply(topic, pulls)
-        members = await self._members(route)
-        if self._session.client_id not in members:
-            # Not heard of yet, or forgotten: nothing is ours until the broker knows us.
-            await self._session.heartbeat()
-            members = await self._members(route)
-        share = self._strategy(self._session.client_id, route.read_queues, members) if route.read_queues else []
-        return await self._apply(topic, share) and self._session.client_id in members
-
-    async def _members(self, route: TopicRoute) -> list[str]:
-        """The group's client ids, from any broker of the topic."""
-        request = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, encode_header(GetConsumerListByGroup(self._group)))
-        failure: RocketMQError = NotReachable(f"no broker serves topic {route.topic}")
-        names = list(route.brokers)
-        for broker in random.sample(names, len(names)):
-            try:
-                answer = await self._session.ask_broker(broker, request, broker_id=None)
-                if answer.code == ResponseCode.SUCCESS:
-                    return sorted(decode_body(ConsumerIds, answer.body).consumer_id_list, key=java_order)
-                failure = BrokerError(answer.code, answer.remark, broker)
-            except RocketMQError as e:
-                failure = e
-        raise failure
+        share = await share_of(self._session, self._group, route, self._strategy)
+        return await self._apply(topic, share or []) and share is not None
 
     async def _apply(self, topic: str, wanted: list[MessageQueue]) -> bool:
         lost, gained = self._assignments.plan(topic, wanted)

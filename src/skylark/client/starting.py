@@ -7,14 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from skylark.client.errors import BrokerError, InvalidMessage
-from skylark.client.offsets import UNKNOWN, Offsets
+from skylark.client.errors import InvalidMessage
+from skylark.client.offsets import UNKNOWN, Offsets, ask_offset
 from skylark.client.session import Session
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.wire.bodies import MessageQueue
-from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
-from skylark.wire.headers import GetMaxOffset, SearchOffset, encode_header
+from skylark.wire.codes import RequestCode
+from skylark.wire.headers import GetMaxOffset, SearchOffset
 
 FromWhere = Literal["last", "first", "timestamp"] | datetime | int
 """A time is a datetime or epoch milliseconds; "timestamp" is half an hour ago."""
@@ -59,13 +58,6 @@ async def start_of(session: Session, offsets: Offsets, queue: MessageQueue, star
         return 0  # if the queue begins later, the first pull says so
     if start.where == "last" or is_retry:
         header: msgspec.Struct = GetMaxOffset(queue.topic, queue.queue_id)
-        return await _ask(session, queue, RequestCode.GET_MAX_OFFSET, header)
+        return await ask_offset(session, queue, RequestCode.GET_MAX_OFFSET, header)
     header = SearchOffset(queue.topic, queue.queue_id, start.timestamp_ms)
-    return await _ask(session, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-
-
-async def _ask(session: Session, queue: MessageQueue, code: int, header: msgspec.Struct) -> int:
-    answer = await session.ask_queue(queue, Frame(code, encode_header(header)))
-    if answer.code != ResponseCode.SUCCESS:
-        raise BrokerError(answer.code, answer.remark, queue.broker_name)
-    return int(answer.fields["offset"])
+    return await ask_offset(session, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
