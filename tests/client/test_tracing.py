@@ -171,3 +171,20 @@ def test_what_is_polled_is_traced(tmp_path: Path) -> None:
                 ]
 
     asyncio.run(run())
+
+
+def test_a_recall_is_traced(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path, recallMessageEnable=True) as broker:
+            async with Producer(broker.namesrv, "g", trace=True) as producer:
+                receipt = await producer.send("t", b"later", delay_s=600)
+                assert receipt.recall_handle is not None
+                await producer.recall("t", receipt.recall_handle)
+            async with QueryClient(broker.namesrv) as query:
+                events = await query.trace(receipt.msg_id)
+                assert [(event.what, event.result) for event in events] == [
+                    ("sent", "success"),
+                    ("recalled", "success"),
+                ]
+
+    asyncio.run(run())

@@ -42,7 +42,15 @@ from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slot
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.client.timing import delay_properties
-from skylark.client.tracing import MAX_TRACE_BYTES, SEND_TIMEOUT_S, SendTraces, Tracer, trace_group, trace_topic
+from skylark.client.tracing import (
+    MAX_TRACE_BYTES,
+    SEND_TIMEOUT_S,
+    SendTraces,
+    Tracer,
+    recalled,
+    trace_group,
+    trace_topic,
+)
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
     check_body,
@@ -495,9 +503,10 @@ class Producer:
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
         try:
-            broker = RecallHandle.decode(handle).broker
+            decoded = RecallHandle.decode(handle)
         except BadHandle as e:
             raise InvalidMessage(str(e)) from None
+        broker = decoded.broker
         patience_s = self._timeout_s if timeout_s is None else timeout_s
         deadline_s = self._clock_s() + patience_s
         try:
@@ -509,6 +518,8 @@ class Producer:
             broker = route.write_queues[0].broker_name  # a proxy answers for brokers that it does not name
         request = Frame(RequestCode.RECALL_MESSAGE, encode_header(Recall(topic, handle, self.group)))
         answer = await self.session.ask_broker(broker, request, deadline_s - self._clock_s())
+        if self._tracer is not None:
+            self._tracer.add(recalled(self.session, self.group, topic, decoded.unique_key, answer))
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, broker)
         return answer.fields.get("msgId", "")

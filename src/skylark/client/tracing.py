@@ -25,6 +25,8 @@ from skylark.client.listening import ConsumeContext, ConsumeHook
 from skylark.client.message import Message, Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
 from skylark.client.session import Session
+from skylark.wire.codes import ResponseCode
+from skylark.wire.frame import Frame
 from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_KEYS,
@@ -43,6 +45,7 @@ from skylark.wire.trace import (
     EndTransaction,
     MessageType,
     Pub,
+    Recall,
     SubAfter,
     SubBefore,
     Trace,
@@ -188,6 +191,20 @@ def transaction_ended(
         state="COMMIT_MESSAGE" if committed else "ROLLBACK_MESSAGE",
         is_from_check=is_from_check,
     )
+
+
+def recalled(session: Session, group: str, topic: str, msg_id: str, answer: Frame) -> Iterator[Trace]:
+    """The record of an attempt to take a message back, if the broker that answered it has a region."""
+    region = answer.fields.get(PROPERTY_MSG_REGION)
+    if region is not None:
+        yield Recall(
+            time_ms=now_ms(),
+            region=region,
+            group=session.namespace.unwrap(group),
+            topic=session.namespace.unwrap(topic),
+            msg_id=msg_id,
+            is_success=answer.code == ResponseCode.SUCCESS,
+        )
 
 
 class SendTraces(SendHook):
