@@ -11,6 +11,7 @@ broker says that it does not want traces, and every call of a listener with mess
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from skylark.client.errors import InvalidMessage, NotReachable
+from skylark.client.errors import InvalidMessage, NotReachable, RocketMQError
 from skylark.client.listening import ConsumeContext, ConsumeHook
 from skylark.client.message import Message, Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
@@ -60,7 +61,8 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 2048
 MAX_TRACE_BYTES: Final = 128_000
-BATCH: Final = 20
+BATCH: Final = 20  # so many are worth a message at once
+MAX_BATCH: Final = 100
 FLUSH_INTERVAL_S: Final = 1.0
 SEND_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -128,6 +130,10 @@ class Tracer:
             self._wanted.set()
 
     async def _run(self) -> None:
+        with contextlib.suppress(RocketMQError):  # said when it matters
+            # The way is made before there is something to write: a burst at the start would not wait for it.
+            await self._producer.queues(self._topic)
+            await self._producer.session.heartbeat()
         while True:
             try:
                 async with asyncio.timeout(FLUSH_INTERVAL_S):
@@ -139,7 +145,7 @@ class Tracer:
 
     async def _flush(self) -> None:
         while self._pending:
-            await self._send([self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))])
+            await self._send([self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))])
 
     async def _send(self, traces: list[Trace]) -> None:
         body = "".join([encode_trace(trace) for trace in traces]).encode("utf-8", "replace")
@@ -149,8 +155,9 @@ class Tracer:
             if len(traces) == 1:
                 self._note(e)
                 return
-            for trace in traces:  # the keys of all their messages may be too long together
-                await self._send([trace])
+            half = len(traces) // 2  # the keys of all their messages may be too long together
+            await self._send(traces[:half])
+            await self._send(traces[half:])
         else:
             sent.add_done_callback(self._sent)
 
