@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from drivers import Driver, Session, java_driver
 from mqadmin import Admin
-from servers import ROOT, SERVERS, Server
+from servers import ROOT, SERVERS, SOON_ASKED, Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +39,7 @@ def server_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def server(server_kind: str, java_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = SERVERS[server_kind](tmp_path_factory.mktemp(server_kind), enablePropertyFilter="true")
+    server = SERVERS[server_kind](tmp_path_factory.mktemp(server_kind), enablePropertyFilter="true", **SOON_ASKED)
     server.start()
     yield server
     server.kill()

@@ -180,6 +180,10 @@ class Session:
         """Sends with a time of delivery; only the newest version can."""
         return Client(self, self._open("timers", {"group": group}))
 
+    def transactor(self, group: str, topic: str | None = None) -> Transactor:
+        """A transaction producer, started; with a topic, brokers can ask it before it has sent anything."""
+        return Transactor(self, self._open("transactor", {"group": group, "topic": topic}))
+
     def puller(self, group: str) -> Client:
         return Client(self, self._open("puller", {"group": group}))
 
@@ -224,6 +228,30 @@ class Producer(Client):
 
     def create_topic(self, topic: str, queues: int) -> None:
         self.call("topic", topic=topic, queues=queues)
+
+
+class Transactor(Client):
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name)
+        self._questions = session.driver.deliveries(name)
+
+    def send(self, topic: str, body: str, state: str, **options: Any) -> Event:
+        """A message in a transaction that ends as told: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+        return self.call("transact", topic=topic, body=body, state=state, **options)
+
+    def answer(self, body: str, state: str) -> None:
+        """What is said when the broker asks for that message."""
+        self.call("transactor.answer", body=body, state=state)
+
+    def until_asked(self, *bodies: str) -> list[Event]:
+        """Waits until the broker has asked for all of these; everything that it asked for."""
+        asked: list[Event] = []
+        while not {event["body"] for event in asked}.issuperset(bodies):
+            try:
+                asked.append(self._questions.get(timeout=EVENT_DEADLINE_S))
+            except queue.Empty:
+                raise AssertionError(f"asked for {[event['body'] for event in asked]}, not for {bodies}") from None
+        return asked
 
 
 class PushConsumer(Client):

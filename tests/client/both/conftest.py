@@ -23,6 +23,7 @@ from servers import (
     POLL_S,
     ROOT,
     SERVERS,
+    SOON_ASKED,
     START_DEADLINE_S,
     ApacheServer,
     Process,
@@ -38,7 +39,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A name server and a broker in processes of their own."""
     if request.param == "apache":
         _fetch_apache()
-    settings = {"enablePropertyFilter": "true", "recallMessageEnable": "true"}
+    settings = {"enablePropertyFilter": "true", "recallMessageEnable": "true", **SOON_ASKED}
     server = SERVERS[request.param](tmp_path_factory.mktemp(request.param), **settings)
     server.start()
     yield server

@@ -47,6 +47,7 @@ public final class Driver {
         new Producers(driver.commands).register();
         new PushConsumers(driver.commands).register();
         new Dialogue(driver.commands).register();
+        new Transactions(driver.commands).register();
         driver.registerPullers();
         driver.registerLites();
         return driver.commands;
