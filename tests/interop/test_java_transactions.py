@@ -162,10 +162,11 @@ def test_open_transactions_go_to_the_other_server_and_back(
             got += bodies(consumer.take(1))
         if number:
             transactor.until_asked(f"open {number - 1}")
+        if number == len(kinds) - 1:
+            break
         consumer.stop()
-        if number < len(kinds) - 1:
-            transactor.send(topic, f"open {number}", UNKNOWN)
-            transactor.send(topic, f"never {number}", UNKNOWN)
+        transactor.send(topic, f"open {number}", UNKNOWN)
+        transactor.send(topic, f"never {number}", UNKNOWN)
         if end == "stop":
             session.close(wait=True)
             server.stop()
@@ -173,8 +174,6 @@ def test_open_transactions_go_to_the_other_server_and_back(
             server.kill()
             session.close()
 
-    last = start(server_kind, server)
-    session = Session(java_latest, last.namesrv_addr)
     puller = session.puller("auditor")
     found: list[str] = []
     for queue in puller.call("puller.queues", topic=topic)["queues"]:
@@ -184,6 +183,6 @@ def test_open_transactions_go_to_the_other_server_and_back(
             result = puller.call("pull", **queue, offset=result["next"])
     committed = ["good 0", "good 1", "good 2", "open 0", "open 1"]
     assert sorted(set(found)) == committed
-    if end == "stop":
+    if end == "stop":  # Apache's server, killed, may forget that it delivered one
         assert sorted(found) == committed
     session.close()
