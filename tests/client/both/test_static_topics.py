@@ -7,7 +7,7 @@ import json
 
 import pytest
 from drivers import Session
-from mqadmin import Admin
+from mqadmin import Admin, columns
 from servers import Server, request
 
 from client.both.conftest import SecondBroker
@@ -100,6 +100,8 @@ def test_a_failed_message_of_a_logical_queue_comes_again(
         async with consumer, orderly, Producer(session=session) as producer:
             for queue in await producer.queues(topic):
                 await producer.send(topic, b"m%d" % queue.queue_id, queue=queue)
+            rows = columns(await asyncio.to_thread(admin, "topicStatus", "-t", topic))
+            assert [row[:4] for row in rows if row[0] == LOGICAL] == [[LOGICAL, str(n), "0", "1"] for n in range(2)]
             await inbox.wait(4)
             assert sorted(inbox.bodies) == [b"m0", b"m0", b"m1", b"m1"]
             await ordered.wait(2)
