@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -369,6 +370,35 @@ def test_after_a_restart_only_what_is_undecided_is_asked_for(tmp_path: Path) -> 
             for body, decision in ((b"a", COMMIT), (b"b", COMMIT), (b"c", ROLL_BACK), (b"d", ROLL_BACK)):
                 assert (await end(broker, halves[body], decision)).code == ResponseCode.SUCCESS
             assert await bodies(broker) == [b"a", b"b"]
+
+    asyncio.run(run())
+
+
+def test_after_a_kill_nothing_that_ended_comes_back_and_copies_are_one_transaction(tmp_path: Path) -> None:
+    """A copy of the directory, made while the broker runs, is what a kill leaves: no op message, no saved offset."""
+    unsaved = {"transactionOpBatchInterval": 600_000, "flushConsumerOffsetInterval": 600_000}
+
+    async def run() -> None:
+        async with live_broker(tmp_path / "first", **QUICKLY, **unsaved) as broker, producer(broker) as questions:
+            halves = {body: await prepare(broker, body) for body in (b"good", b"bad", b"open", b"slow")}
+            await end(broker, halves[b"good"], COMMIT)
+            await end(broker, halves[b"bad"], ROLL_BACK)
+            for _ in range(2):
+                asked = await until_asked(questions, b"open")
+                await until_asked(questions, b"slow")
+            shutil.copytree(tmp_path / "first", tmp_path / "killed")
+        async with live_broker(tmp_path / "killed", **QUICKLY) as broker, producer(broker) as questions:
+            for body, decision in ((b"good", COMMIT), (b"bad", ROLL_BACK), (b"slow", COMMIT)):
+                assert (await end(broker, halves[body], decision)).code == ResponseCode.SUCCESS
+            await end(broker, halves[b"open"], COMMIT, **answer_to(asked))
+            await prepare(broker, b"last")
+            await until_asked(questions, b"last")
+            seen = []
+            for _ in range(3):
+                _, message = await questions.get()
+                seen.append(message.body)
+            assert set(seen) == {b"last"}
+            assert sorted(await bodies(broker)) == [b"good", b"open", b"slow"]
 
     asyncio.run(run())
 
