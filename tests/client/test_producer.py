@@ -8,6 +8,7 @@ import os
 import pytest
 
 from client.scripted import never, refuses, scripted_cluster, stored
+from skylark.client.choosing import select_by_hash
 from skylark.client.errors import (
     BatchInterrupted,
     BrokerError,
@@ -19,7 +20,7 @@ from skylark.client.errors import (
     RouteNotFound,
 )
 from skylark.client.message import MessageQueue, OutgoingMessage, SendStatus
-from skylark.client.producer import Producer, select_by_hash
+from skylark.client.producer import Producer
 from skylark.client.sending import SendContext, SendHook, Slots, UniqueIds
 from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode

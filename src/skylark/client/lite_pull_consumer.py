@@ -29,7 +29,6 @@ from skylark.client.allocate import Strategy, average
 from skylark.client.errors import ClientClosed, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
-from skylark.client.producer import open_tracer
 from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import Limits, PullStatus
 from skylark.client.read_ahead import Owned, ReadAhead
@@ -37,7 +36,7 @@ from skylark.client.session import Session, session_of
 from skylark.client.sharing import share_of
 from skylark.client.starting import FromWhere, Start, start_of
 from skylark.client.subscriptions import ALL, build_subscription
-from skylark.client.tracing import ConsumeTraces
+from skylark.client.tracing import ConsumeTraces, open_tracer
 from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
 from skylark.wire.bodies import CLUSTERING, PULL, ConsumerData, Subscription

@@ -24,6 +24,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self
 
+from skylark.client.choosing import Select, select_by_hash
 from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
 from skylark.client.courier import Courier, as_timeout
 from skylark.client.dialogue import reply_properties, reply_topic, request_properties
@@ -42,15 +43,7 @@ from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slot
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.client.timing import delay_properties
-from skylark.client.tracing import (
-    MAX_TRACE_BYTES,
-    SEND_TIMEOUT_S,
-    SendTraces,
-    Tracer,
-    recalled,
-    trace_group,
-    trace_topic,
-)
+from skylark.client.tracing import SendTraces, open_tracer, recalled
 from skylark.client.validation import (
     MAX_MESSAGE_BYTES,
     check_body,
@@ -70,7 +63,6 @@ from skylark.wire.message import (
     PROPERTY_WAIT_STORE_OK,
     encode_batch,
     encode_properties,
-    java_hash,
 )
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
 
@@ -89,36 +81,6 @@ RETRY_CODES: Final = frozenset(
 """Answers after which another broker may do better; the same as in Apache's client."""
 
 _DEFLATE_ASIDE_BYTES: Final = 256 * 1024
-
-Select = Callable[[Sequence[MessageQueue], Any], MessageQueue]
-"""Picks a queue of those that a topic has, by the argument of the call."""
-
-
-def select_by_hash(queues: Sequence[MessageQueue], key: Any) -> MessageQueue:
-    """The queue that Apache's SelectMessageQueueByHash picks: messages of one key share a queue."""
-    if isinstance(key, int):
-        value = key
-        if not -(1 << 31) <= key < 1 << 31:
-            bits = key & 0xFFFFFFFFFFFFFFFF
-            value = ((bits ^ bits >> 32) + 0x80000000 & 0xFFFFFFFF) - 0x80000000  # Long.hashCode
-    else:
-        value = java_hash(str(key))
-    return queues[abs(value) % len(queues)]
-
-
-def open_tracer(session: Session, group: str, role: str, trace: bool | str) -> Tracer | None:
-    """A tracer for a client of the session, if it is to be traced; its messages take ways of their own."""
-    topic = trace_topic(trace)
-    if topic is None:
-        return None
-    check_send_topic(topic)
-    producer = Producer(
-        group=trace_group(group, role),
-        session=session.companion,
-        timeout_s=SEND_TIMEOUT_S,
-        max_message_bytes=MAX_TRACE_BYTES,
-    )
-    return Tracer(producer, topic)
 
 
 class Producer:

@@ -27,13 +27,12 @@ from skylark.client.filter_classes import FilterClass
 from skylark.client.listening import ConsumeHook, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
 from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
-from skylark.client.producer import open_tracer
 from skylark.client.pulling import Limits
 from skylark.client.rebalance import QueuesChanged
 from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start
 from skylark.client.subscriptions import build_subscription, retry_topic
-from skylark.client.tracing import ConsumeTraces
+from skylark.client.tracing import ConsumeTraces, open_tracer
 from skylark.client.validation import check_group, check_topic
 from skylark.wire.bodies import MessageQueue, Subscription
 

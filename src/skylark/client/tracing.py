@@ -26,6 +26,7 @@ from skylark.client.listening import ConsumeContext, ConsumeHook
 from skylark.client.message import Message, Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
 from skylark.client.session import Session
+from skylark.client.validation import check_send_topic
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import (
@@ -212,6 +213,23 @@ def recalled(session: Session, group: str, topic: str, msg_id: str, answer: Fram
             msg_id=msg_id,
             is_success=answer.code == ResponseCode.SUCCESS,
         )
+
+
+def open_tracer(session: Session, group: str, role: str, trace: bool | str) -> Tracer | None:
+    """A tracer for a client of the session, if it is to be traced; its messages take ways of their own."""
+    topic = trace_topic(trace)
+    if topic is None:
+        return None
+    check_send_topic(topic)
+    from skylark.client.producer import Producer  # which can be traced itself
+
+    producer = Producer(
+        group=trace_group(group, role),
+        session=session.companion,
+        timeout_s=SEND_TIMEOUT_S,
+        max_message_bytes=MAX_TRACE_BYTES,
+    )
+    return Tracer(producer, topic)
 
 
 class SendTraces(SendHook):

@@ -30,10 +30,11 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from skylark.client.choosing import Select
 from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
 from skylark.client.listening import is_asynchronous
 from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
-from skylark.client.producer import Producer, Select
+from skylark.client.producer import Producer
 from skylark.client.tracing import transaction_ended
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode

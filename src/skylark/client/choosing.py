@@ -1,0 +1,24 @@
+"""Which queue of its topic a message goes to, where its sender has a say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from skylark.client.message import MessageQueue
+from skylark.wire.message import java_hash
+
+Select = Callable[[Sequence[MessageQueue], Any], MessageQueue]
+"""Picks a queue of those that a topic has, by the argument of the call."""
+
+
+def select_by_hash(queues: Sequence[MessageQueue], key: Any) -> MessageQueue:
+    """The queue that Apache's SelectMessageQueueByHash picks: messages of one key share a queue."""
+    if isinstance(key, int):
+        value = key
+        if not -(1 << 31) <= key < 1 << 31:
+            bits = key & 0xFFFFFFFFFFFFFFFF
+            value = ((bits ^ bits >> 32) + 0x80000000 & 0xFFFFFFFF) - 0x80000000  # Long.hashCode
+    else:
+        value = java_hash(str(key))
+    return queues[abs(value) % len(queues)]
