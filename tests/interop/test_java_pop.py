@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drivers import EVENT_DEADLINE_S, Client, Driver, Event, PushConsumer, Session, bodies, numbered
-from servers import GET_ROUTEINFO_BY_TOPIC, POLL_S, Server, request
-
-INVISIBLE_MS = 2_000
+from drivers import EVENT_DEADLINE_S, Driver, Event, PushConsumer, Session, bodies, numbered
+from poppers import Popper
+from servers import POLL_S, Server
 
 
 @pytest.fixture
@@ -18,41 +17,6 @@ def session(java_latest: Driver, server: Server) -> Iterator[Session]:
     session = Session(java_latest, server.namesrv_addr)
     yield session
     session.close()
-
-
-class Popper:
-    """A consumer of one group and topic that makes each request by itself."""
-
-    def __init__(self, session: Session, server: Server, group: str, topic: str) -> None:
-        self._client = Client(session, session._open("popper", {"group": f"popper_{group}"}))
-        body = request(server.namesrv_addr, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[1].decode()
-        self._place = {
-            "broker": server.broker_addr,
-            "brokerName": body.split('"brokerName":"')[1].split('"')[0],
-            "group": group,
-            "topic": topic,
-        }
-
-    def call(self, op: str, **arguments: Any) -> Event:
-        return self._client.call(f"popper.{op}", **(self._place | arguments))
-
-    def pop(self, count: int, **options: Any) -> list[Event]:
-        """That many messages, however many pops it takes."""
-        taken: list[Event] = []
-        for _ in range(100):
-            if len(taken) >= count:
-                break
-            taken += self.call("pop", **({"invisibleMs": INVISIBLE_MS, "max": count - len(taken)} | options))[
-                "messages"
-            ]
-        assert len(taken) == count, taken
-        return taken
-
-    def ack(self, message: Event) -> str:
-        return str(self.call("ack", handle=message["handle"])["status"])
-
-    def is_empty(self) -> bool:
-        return self.call("pop", pollMs=0)["messages"] == []
 
 
 def start_popping(session: Session, server: Server, group: str, topic: str, **options: Any) -> PushConsumer:
