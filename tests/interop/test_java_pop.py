@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from drivers import EVENT_DEADLINE_S, Driver, Event, PushConsumer, Session, bodies, numbered
 from poppers import Popper
-from servers import POLL_S, Server
+from servers import POLL_S, SERVERS, Server
 
 
 @pytest.fixture
@@ -120,3 +121,27 @@ def test_a_filter_by_tag(session: Session, topic: str, popper: Popper) -> None:
     taken = popper.pop(3, expression="b")
     assert sorted(bodies(taken)) == ["m-1", "m-3", "m-5"]
     assert {popper.ack(message) for message in taken} == {"OK"}
+
+
+def test_a_restart_loses_nothing(java_latest: Driver, server_kind: str, tmp_path: Path, topic: str, group: str) -> None:
+    server = SERVERS[server_kind](tmp_path)
+    server.start()
+    try:
+        session = Session(java_latest, server.namesrv_addr)
+        session.producer(group).create_topic(topic, 1)
+        popper = Popper(session, server, group, topic)
+        popper.call("mode", mode="POP")
+        send(session, topic, 5)
+        acked, *held = popper.pop(3)
+        assert popper.ack(acked) == "OK"
+        session.close(wait=True)
+        server.stop()
+        server.start()
+        session = Session(java_latest, server.namesrv_addr)
+        consumer = session.consumer(group, topic, popInvisibleMs=10_000)  # the mode is remembered
+        got = consumer.take(4)
+        assert sorted(bodies(got)) == sorted({*numbered("m", 5)} - {acked["body"]})
+        assert sorted(event["body"] for event in got if event["reconsumeTimes"] == 1) == sorted(bodies(held))
+        session.close()
+    finally:
+        server.kill()

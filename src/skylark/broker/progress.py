@@ -33,6 +33,7 @@ from skylark.wire.headers import (
     QueryTopicsByConsumer,
     decode_header,
 )
+from skylark.wire.pop import origin_topic
 from skylark.wire.stats import (
     BrokerConsumeStats,
     ConsumeOffset,
@@ -114,7 +115,8 @@ class Progress:
         names = sorted(self._offsets.topics_of(group)) if named is None else named
         online = self._clients.group(group)
         if online is not None and online.subscriptions:
-            names = [name for name in names if name in online.subscriptions]
+            # Who pops a topic consumes the group's retry topic of it too, without saying so.
+            names = [name for name in names if origin_topic(name, group) in online.subscriptions]
         return self._existing(names)
 
     def broker_consume_stats(self, only_ordered: bool) -> BrokerConsumeStats:
