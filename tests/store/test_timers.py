@@ -266,3 +266,16 @@ def test_units_fill_files_like_apaches(tmp_path: Path) -> None:
     assert last is not None
     assert last.log_offset == 9900
     log.close()
+
+
+def test_timers_of_a_process_that_died_before_its_first_mark_are_due(tmp_path: Path) -> None:
+    timers = Timers(tmp_path / "first")
+    timers.send(1, 1, 2, 60)
+    timers.follow()
+    shutil.copytree(tmp_path / "first", tmp_path / "copy", ignore=shutil.ignore_patterns("timercheck", "lock"))
+    timers.close()
+    again = Timers(tmp_path / "copy", NOW_MS + 30_000)
+    assert again.timers.pending == 4
+    assert again.due(NOW_MS + 30_000) == [0, 1, 2]
+    assert again.due(NOW_MS + 90_000) == [3]
+    again.close()

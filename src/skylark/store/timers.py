@@ -80,7 +80,7 @@ class TimerStore:
         self._now_ms = now_ms
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
-        self.read_ms = self._floor(self._check.mark.read_ms or now_ms)
+        self.read_ms = self._floor(self._check.mark.read_ms or self._first_slot_ms(now_ms))
         self.pending = 0
         self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
         self._recover_wheel()
@@ -97,6 +97,10 @@ class TimerStore:
         return time_ms - time_ms % self._precision_ms
 
     # --- recovery -----------------------------------------------------------------------------------------------------
+    def _first_slot_ms(self, now_ms: int) -> int:
+        """Where to begin reading without a mark: a process that died before its first one may have left timers."""
+        return min([now_ms, *(unit.slot_ms for unit in self._log.scan(self._log.start))])
+
     def _recover_log(self, *, rebuild: bool) -> None:
         """Finds the end of the timer log, and brings the slots in line with the units since the last mark."""
         position = self._log.start if rebuild else max(self._check.mark.log_position, self._log.start)
@@ -118,7 +122,7 @@ class TimerStore:
         slot = self._wheel.slot(slot_ms)
         if slot is None:
             slot = TimerSlot(slot_ms, unit.position, unit.position, 0)
-        elif slot.last == unit.position:
+        elif slot.last >= unit.position:
             return
         slot.last = unit.position
         slot.count += -1 if unit.magic & MAGIC_DELETE else 1
