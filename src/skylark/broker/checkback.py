@@ -148,7 +148,6 @@ class CheckBack:
     def _is_passed(self, half: StoredMessage, appended: Appended | None) -> bool:
         if appended is None:
             return False
-        self._halves.copied(appended)
         self._halves.pass_to(half.queue_offset + 1)
         return True
 

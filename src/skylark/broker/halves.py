@@ -97,7 +97,7 @@ class Halves:
         self._unsure_below = store.max_offset(HALF_TOPIC, QUEUE)
         self._batch: list[int] = []
         self._batch_bytes = 0
-        self._copied_to = 0  # the log offset behind the last copy
+        self._mark = self.offset, self._op_offset, 0  # the offsets to save, when the log is on disk up to the last
         self._recover()
 
     # Questions.
@@ -192,10 +192,6 @@ class Halves:
             self._batch_bytes -= len(body)
         return appended
 
-    def copied(self, appended: Appended) -> None:
-        """A newer copy of a half was stored; the offset must not be saved before the disk has it."""
-        self._copied_to = appended.log_end_offset
-
     def pass_to(self, offset: int) -> None:
         """Everything before `offset` is done with."""
         del self._fates[: offset - self.offset]
@@ -208,15 +204,20 @@ class Halves:
         self.pass_to(max(self.offset, min(self.offset + ended, until)))
 
     def save(self) -> None:
-        """Hands the group's offsets over to the table that is written to disk."""
-        if self._store.flushed_offset < self._copied_to:
-            return
-        while self._op_tops and self._op_tops[0] < self.offset:
-            self._op_tops.popleft()
-            self._op_offset += 1
-        if self.end_offset:
-            self._offsets.commit(GROUP, HALF_TOPIC, QUEUE, self.offset, _PEER)
-            self._offsets.commit(GROUP, OP_HALF_TOPIC, QUEUE, self._op_offset, _PEER)
+        """Hands the group's offsets over to the table that is written to disk, but never ahead of the log: after a
+        power failure a half must not count as done with when its end, or its newer copy, is lost.
+        """
+        for _ in range(2):  # the second time for a disk that has everything
+            offset, op_offset, log_offset = self._mark
+            if self._store.flushed_offset < log_offset:
+                return
+            if self.end_offset:
+                self._offsets.commit(GROUP, HALF_TOPIC, QUEUE, offset, _PEER)
+                self._offsets.commit(GROUP, OP_HALF_TOPIC, QUEUE, op_offset, _PEER)
+            while self._op_tops and self._op_tops[0] < self.offset:
+                self._op_tops.popleft()
+                self._op_offset += 1
+            self._mark = self.offset, self._op_offset, self._store.log_max_offset
 
     # How it is found out.
 
