@@ -32,9 +32,9 @@ POLL_S = 0.05
 # So that a test of open transactions need not wait half a minute for the broker's question. Apache's broker also asks
 # for what has ended, and delivers it twice, unless it notes the end sooner than it asks.
 SOON_ASKED = {
-    "transactionTimeOut": "1000",
+    "transactionTimeOut": "3000",
     "transactionCheckInterval": "500",
-    "transactionOpBatchInterval": "100",
+    "transactionOpBatchInterval": "50",
     "transactionCheckMax": "10000",
 }
 GET_ROUTEINFO_BY_TOPIC = 105
