@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from servers import Server, SkylarkServer
 
 from client.inbox import Inbox, eventually
 from skylark.client.errors import BrokerError
@@ -44,7 +45,9 @@ def stored_bodies(inbox: Inbox) -> list[bytes]:
     return sorted({message.offset_msg_id: message.body for message in inbox.messages}.values())
 
 
-def test_blocks_and_open_ends_are_delivered_to_python(namesrv: str, topic: str, group: str) -> None:
+def test_blocks_and_open_ends_are_delivered_to_python(server: Server, topic: str, group: str) -> None:
+    namesrv = server.namesrv_addr
+
     async def run() -> None:
         ledger, inbox = Ledger(), Inbox()
         async with producer_at(namesrv, group, ledger) as producer:
@@ -62,11 +65,13 @@ def test_blocks_and_open_ends_are_delivered_to_python(namesrv: str, topic: str, 
                 await eventually(lambda: {late.msg_id, never.msg_id} <= set(ledger.asked))
                 await producer.send(topic, b"last")
                 await inbox.until(lambda: b"last" in inbox.bodies)
-        assert stored_bodies(inbox) == [b"good", b"last", b"late"]
+        if isinstance(server, SkylarkServer):  # Apache's, when slow, asks for what has ended, and delivers it again
+            assert stored_bodies(inbox) == [b"good", b"last", b"late"]
+            assert good.id not in ledger.asked
+        assert set(inbox.bodies) == {b"good", b"last", b"late"}
         message = messages[b"good"]
         assert (message.msg_id, message.tag, message.keys) == (good.id, "blue", ["k"])
         assert message.properties["mine"] == "kept"
-        assert good.id not in ledger.asked
         assert ledger.topics == {topic}
 
     asyncio.run(run())
