@@ -226,6 +226,16 @@ def test_where_a_new_group_begins(broker: PopBroker) -> None:
     assert bodies(broker.pop(consumer_group="last", init_mode=pop.FROM_MAX)) == ["c"]
 
 
+def test_a_check_point_that_comes_twice_revives_once(broker: PopBroker) -> None:
+    broker.send("a", "b")
+    a, _ = broker.pop()
+    broker.ack(a)
+    broker.put.parked += [entry for entry in broker.put.parked if entry[1].tags == pop.CHECK_POINT_TAG]
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop()) == ["b"]
+    assert broker.pop() == []
+
+
 def test_a_topic_that_is_gone_is_not_revived(broker: PopBroker) -> None:
     broker.send("a")
     broker.pop()
@@ -388,7 +398,7 @@ def test_peek_takes_nothing(broker: PopBroker) -> None:
     assert broker.ask(RequestCode.PEEK_MESSAGE, header).code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_ten_thousand_pops_in_flight_are_not_in_memory(tmp_path: Path) -> None:
+def test_pops_in_flight_are_not_in_memory(tmp_path: Path) -> None:
     broker = PopBroker(tmp_path)
     broker.send(*("x" for _ in range(2_000)))
     taken = [broker.pop(max_msg_nums=1, invisible_time=600_000)[0] for _ in range(2_000)]

@@ -164,7 +164,8 @@ class Revive:
         try:
             if message.tags == CHECK_POINT_TAG:
                 point = decode_check_point(message.body)
-                queue.pending[point.key] = _Pending(point, message.queue_offset)
+                # Timers may deliver one twice around a crash: what was acknowledged in the first one stays so.
+                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset))
             elif message.tags in (ACK_TAG, BATCH_ACK_TAG):
                 ack = decode_ack(message.body)
                 pending = queue.pending.get(ack.key)
