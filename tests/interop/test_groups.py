@@ -112,6 +112,16 @@ def send(session: Session, group: str, topic: str, prefix: str, count: int = 4) 
     return session.producer(f"{group}_p").send(topic, prefix, count=count, mode="ordered", shards=QUEUES)
 
 
+def consumed(server: Server, topic: str, group: str, count: int) -> None:
+    """The group has taken so many messages, and is offline again."""
+    got: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    consumer = PushConsumer(server.namesrv_addr, group, listener=got.put, from_where="first")
+    consumer.subscribe(topic)
+    with consumer:
+        for _ in range(count):
+            got.get(timeout=EVENT_DEADLINE_S)
+
+
 def positions(admin: Admin, group: str, topic: str) -> list[int]:
     """How far the group has consumed each queue, by its last commit."""
     rows = [row for row in columns(admin("consumerProgress", "-g", group)) if row[0] == topic]
@@ -256,9 +266,7 @@ def test_an_offline_group_is_moved(
 ) -> None:
     make_topic(admin, server, topic, QUEUES)
     send(session, group, topic, "m")
-    consumer = session.consumer(group, topic)
-    consumer.take(4)
-    consumer.stop()
+    consumed(server, topic, group, 4)
     assert positions(admin, group, topic) == [2, 2]
     admin("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
     assert positions(admin, group, topic) == [0, 0]
@@ -280,9 +288,7 @@ def test_offsets_are_copied_to_another_group(
 ) -> None:
     make_topic(admin, server, topic, QUEUES)
     send(session, group, topic, "m")
-    consumer = session.consumer(group, topic)
-    consumer.take(4)
-    consumer.stop()
+    consumed(server, topic, group, 4)
     heir = f"{group}_heir"
     admin("updateSubGroup", "-b", server.broker_addr, "-g", heir)
     assert "clone group offset success" in admin("cloneGroupOffset", "-s", group, "-d", heir, "-t", topic)
