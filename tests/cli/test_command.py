@@ -131,14 +131,14 @@ def test_a_bad_name_server_in_the_environment_is_named(tmp_path: Path) -> None:
 
 
 def test_the_effective_settings_are_printed(tmp_path: Path) -> None:
-    (tmp_path / "broker.conf").write_text("brokerName=a\nbrokerNam=b\ntimerWheelEnable=true\n")
+    (tmp_path / "broker.conf").write_text("brokerName=a\nbrokerNam=b\nenableCalcFilterBitMap=true\n")
     done = skylark("broker", "-c", "broker.conf", "-p", cwd=tmp_path, NAMESRV_ADDR="10.0.0.1:9876")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert "brokerName=a" in lines
     assert "namesrvAddr=10.0.0.1:9876" in lines
     assert "unknown key brokerNam (did you mean brokerName?)" in done.stderr
-    assert "timerWheelEnable is an Apache RocketMQ setting that Skylark ignores" in done.stderr
+    assert "enableCalcFilterBitMap is an Apache RocketMQ setting that Skylark ignores" in done.stderr
     done = skylark("broker", "-p", "-n", "10.0.0.2:9876;10.0.0.3:9876", cwd=tmp_path, NAMESRV_ADDR="10.0.0.1:9876")
     assert "namesrvAddr=10.0.0.2:9876;10.0.0.3:9876" in done.stdout.splitlines()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broker.conf"]

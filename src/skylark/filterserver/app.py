@@ -77,14 +77,14 @@ class FilterServer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._pool.close()
-        self._classes.close()
+        await self._classes.close()
         await self._server.stop()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(REGISTER_INTERVAL_S if self._is_registered else RETRY_INTERVAL_S)
             await self._register()
-            self._classes.forget_idle()
+            await self._classes.forget_idle()
 
     async def _register(self) -> None:
         broker = self.config.connect_which_broker

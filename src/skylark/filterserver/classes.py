@@ -80,9 +80,9 @@ class FilterClass:
         self._failures = 0
         return matches
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         if self._worker is not None:
-            self._worker.kill()
+            await self._worker.stop()
 
 
 class Classes:
@@ -135,20 +135,19 @@ class Classes:
         self._classes[key] = FilterClass(order, crc, self._clock, worker)
         log.info("%s filters %s by %s", group, topic, class_name)
         if old is not None:
-            old.stop()
+            await old.stop()
 
-    def forget_idle(self) -> None:
+    async def forget_idle(self) -> None:
         """Called every few seconds."""
         oldest_ms = self._clock() - FORGOTTEN_AFTER_MS
         for key, known in list(self._classes.items()):
             if known.used_ms < oldest_ms:
                 log.info("%s of %s is not used any more", known.order.class_name, key)
-                known.stop()
                 del self._classes[key]
+                await known.stop()
 
-    def close(self) -> None:
-        for known in self._classes.values():
-            known.stop()
+    async def close(self) -> None:
+        await asyncio.gather(*(known.stop() for known in self._classes.values()))
         self._classes.clear()
 
 

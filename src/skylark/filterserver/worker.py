@@ -21,7 +21,7 @@ from skylark.filterserver.child import LENGTH, Order, Verdict
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES: Final = 1 << 20
-_START_S: Final = 10.0  # for an interpreter to start on a busy machine, before the class's own time begins
+_START_S: Final = 20.0  # for an interpreter to start on a busy machine, before the class's own time begins
 
 
 class ClassFailed(Exception):
@@ -52,7 +52,7 @@ class Worker:
         try:
             await worker._ask(msgspec.msgpack.encode(order), order.timeout_s + _START_S)
         except BaseException:
-            worker.kill()
+            await worker.stop()
             raise
         return worker
 
@@ -68,6 +68,11 @@ class Worker:
         if self.is_alive:
             self._is_killed = True
             self._process.kill()
+
+    async def stop(self) -> None:
+        """Returns when the process is gone."""
+        self.kill()
+        await self._process.wait()
 
     async def _ask(self, data: bytes, timeout_s: float) -> Verdict:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -86,8 +91,7 @@ class Worker:
             self.kill()
             raise ClassFailed(f"{name} did not decide within {timeout_s:g} s, and was stopped") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.kill()
-            await self._process.wait()
+            await self.stop()
             raise ClassFailed(
                 f"the process of {name} ended by itself, with status {self._process.returncode}; "
                 f"it may use {self._order.memory_bytes >> 20} MiB"
