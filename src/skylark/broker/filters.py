@@ -9,6 +9,7 @@ wants of the topic that it came from.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 from skylark.broker.arrivals import RecordFilter, TagFilter
 from skylark.selectors import BadSelector, Selector, compile_selector
 from skylark.wire.bodies import TAG, Subscription
-from skylark.wire.message import PROPERTY_RETRY_TOPIC, java_hash, properties_of
+from skylark.wire.message import PROPERTY_RETRY_TOPIC, RecordProperties, java_hash
 
 ALL: Final = "*"
 SQL92: Final = "SQL92"
@@ -75,11 +76,20 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
     if subscription.class_filter_mode:
         return Filter()
     if not subscription.is_by_tag:
-        matches = (selector or selector_of(subscription)).matches
-        return Filter(accepts=lambda record: matches(properties_of(record)))
+        return _record_filter((selector or selector_of(subscription)).matches)
     if subscription.sub_string == ALL:
         return Filter()
     return Filter(wants=frozenset(subscription.code_set).__contains__)
+
+
+def _record_filter(matches: Callable[[RecordProperties], bool]) -> Filter:
+    def accepts(record: memoryview) -> bool:
+        try:
+            return matches(RecordProperties(record))
+        except (struct.error, IndexError):
+            return True  # damaged: the consumer finds out, as it does without a filter, and nothing is passed over
+
+    return Filter(accepts=accepts)
 
 
 def tag_filter(subscription: Subscription) -> TagFilter | None:
@@ -90,9 +100,8 @@ def tag_filter(subscription: Subscription) -> TagFilter | None:
 def retry_filter(wanted: SelectorOf) -> Filter:
     """The filter of a retry topic: what the group wants of the topic that a message came from."""
 
-    def accepts(record: memoryview) -> bool:
-        properties = properties_of(record)
-        selector = wanted(properties.get(PROPERTY_RETRY_TOPIC, ""))
+    def matches(properties: RecordProperties) -> bool:
+        selector = wanted(properties.get(PROPERTY_RETRY_TOPIC) or "")
         return selector is None or selector.matches(properties)
 
-    return Filter(accepts=accepts)
+    return _record_filter(matches)

@@ -16,8 +16,8 @@ properties. Evaluation knows three outcomes, true, false and unknown (None), and
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
@@ -36,7 +36,13 @@ from skylark.selectors.values import (
 
 MAX_DEPTH: Final = 200  # nested parts; longer rows of AND and OR are one part
 
-Properties = Mapping[str, str]
+
+class Properties(Protocol):
+    """Where a name leads to a value, or to nothing; such as a dict."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
 Evaluate = Callable[[Properties], Value]
 Test = Callable[[int, int], bool]
 
@@ -115,7 +121,9 @@ def as_boolean(node: Node) -> Node:
     if node.name is None:
         raise BadSelector("this is not a boolean", node.at)
     name = node.name
-    return Node(lambda properties: False if name in properties else None, node.at, node.depth, is_boolean=True)
+    return Node(
+        lambda properties: None if properties.get(name) is None else False, node.at, node.depth, is_boolean=True
+    )
 
 
 def negate(node: Node, at: int) -> Node:
@@ -230,6 +238,15 @@ def relation(left: Node, test: Test, right: Node) -> Node:
 
 
 def _property_relates(name: str, test: Test, number: int | float) -> Evaluate:
+    if isinstance(number, int):
+        highest = LONG_MAX if isinstance(number, Long) else INTEGER_MAX
+
+        def evaluate_whole(properties: Properties) -> Value:
+            value = properties.get(name)
+            return None if value is None else test(parse_whole(value, highest), number)
+
+        return evaluate_whole
+
     def evaluate(properties: Properties) -> Value:
         value = properties.get(name)
         return None if value is None else test(order(convert(value, number), number), 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from skylark.selectors import expressions as build
-from skylark.selectors.expressions import BadSelector, Evaluate, Node
+from skylark.selectors.expressions import BadSelector, Evaluate, Node, Properties
 from skylark.selectors.values import EvaluationError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Selector(msgspec.Struct, frozen=True, eq=False):
     ignored: str = ""
     """What follows the expression in the text, and does not count."""
 
-    def matches(self, properties: Mapping[str, str]) -> bool:
+    def matches(self, properties: Properties) -> bool:
         """Whether the expression is true; it is not when it can't be evaluated."""
         try:
             return self.evaluate(properties) is True

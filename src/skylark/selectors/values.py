@@ -38,6 +38,8 @@ Value = str | bool | int | float | None
 
 def parse_whole(text: str, highest: int) -> int:
     """`Integer.valueOf` or `Long.valueOf`, told apart by the highest number of the type."""
+    if text.isdigit() and text.isascii() and len(text) < 10:
+        return int(text)
     sign, digits = (text[:1], text[1:]) if text[:1] in ("+", "-") else ("", text)
     if not digits.isdecimal() or (not digits.isascii() and max(digits) > "\uffff"):
         raise EvaluationError(f"{text!r} is not a whole number")

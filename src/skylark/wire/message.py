@@ -164,6 +164,7 @@ _U16 = struct.Struct(">H")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
+_MAGIC_AND_SYS_FLAG = struct.Struct(">4xI28xi")
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -191,19 +192,35 @@ def decode_properties(data: Buffer | str) -> dict[str, str]:
     return properties
 
 
-def properties_of(record: Buffer) -> dict[str, str]:
-    """The properties of a whole record, without reading the rest of it."""
-    (sys_flag,) = _I32.unpack_from(record, SYS_FLAG_POSITION)
-    at = RECORD_HEADERS[sys_flag >> 4 & 3].size
-    (body_size,) = _I32.unpack_from(record, at - 4)
-    at += body_size
-    (magic,) = _I32.unpack_from(record, 4)
-    if magic & 0xFFFFFFFF == MAGIC_V1:
-        at += 1 + record[at]
-    else:
-        at += 2 + _U16.unpack_from(record, at)[0]
-    (size,) = _I16.unpack_from(record, at)
-    return decode_properties(record[at + 2 : at + 2 + size])
+class RecordProperties:
+    """The properties in a record, each found when it is asked for: a filter asks for few of many, of many records."""
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, record: Buffer) -> None:
+        """`record` is one whole record, and nothing else."""
+        magic, sys_flag = _MAGIC_AND_SYS_FLAG.unpack_from(record)
+        at = RECORD_HEADERS[sys_flag >> 4 & 3].size
+        at += _I32.unpack_from(record, at - 4)[0]
+        at += 3 + record[at] if magic == MAGIC_V1 else 4 + _U16.unpack_from(record, at)[0]
+        self._stored = b"\x02" + record[at:]
+
+    def get(self, name: str) -> str | None:
+        stored = self._stored
+        key = _property_key(name)
+        at = stored.rfind(key)
+        if at < 0:
+            return None
+        at += len(key)
+        end = stored.find(b"\x02", at)
+        value = stored[at:end] if end >= 0 else stored[at:]
+        # One that is empty does not count, and there may be another before it.
+        return value.decode("utf-8", "replace") if value else decode_properties(stored).get(name)
+
+
+@lru_cache(maxsize=4096)
+def _property_key(name: str) -> bytes:
+    return f"\x02{name}\x01".encode()
 
 
 # --- Java's String.hashCode -------------------------------------------------------------------------------------------
