@@ -119,18 +119,19 @@ def test_the_newest_java_pulls_through_what_python_uploaded(
             theirs = session.consumer(group, topic, filterClass=NAME, source=SOURCE, from_="first")
             await asyncio.to_thread(theirs.await_queues, 1)
             await eventually(lambda: sum(queue.topic == topic for queue in ours.queues) == 1)
-            for prices in PRICES * 5:
-                await producer.send(topic, prices.encode(), properties={"prices": prices})
+            for queue in (await producer.session.routes.get(topic)).write_queues:
+                for prices in PRICES * 3:
+                    await producer.send(topic, prices.encode(), properties={"prices": prices}, queue=queue)
             got: list[str] = []
 
             def all_came() -> bool:
                 got.extend(bodies(theirs.seen()))
-                return len(got) + len(inbox.messages) >= 10
+                return len(got) + len(inbox.messages) >= 12
 
             await eventually(all_came)
             assert got
             assert inbox.messages
-            assert sorted(got + [body.decode() for body in inbox.bodies]) == ["5+6"] * 5 + ["9+9"] * 5
+            assert sorted(got + [body.decode() for body in inbox.bodies]) == ["5+6"] * 6 + ["9+9"] * 6
         session.close()
 
     asyncio.run(run())

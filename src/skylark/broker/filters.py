@@ -92,11 +92,6 @@ def _record_filter(matches: Callable[[RecordProperties], bool]) -> Filter:
     return Filter(accepts=accepts)
 
 
-def tag_filter(subscription: Subscription) -> TagFilter | None:
-    """The part of a filter that looks at tags."""
-    return message_filter(subscription).wants
-
-
 def retry_filter(wanted: SelectorOf) -> Filter:
     """The filter of a retry topic: what the group wants of the topic that a message came from."""
 
