@@ -373,7 +373,7 @@ def test_a_filter_that_the_broker_refuses_fails_the_start(namesrv: str, topic: s
         async with Session(namesrv) as session:
             await create_topic(session, topic, 1)
             consumer = PushConsumer(namesrv, group, listener=Inbox())
-            consumer.subscribe(topic, sql="a > 5")
+            consumer.subscribe(topic, sql="a > > 5")
             with pytest.raises(BrokerError):
                 await consumer.start()
 
