@@ -123,7 +123,7 @@ class TimerStore:
         if slot is None:
             slot = TimerSlot(slot_ms, unit.position, unit.position, 0)
         elif slot.last >= unit.position:
-            return
+            return  # it is further than this unit; `_recover_wheel` sees whether too far
         slot.last = unit.position
         slot.count += -1 if unit.magic & MAGIC_DELETE else 1
         self._wheel.put(slot)
@@ -277,14 +277,17 @@ class TimerStore:
     # --- disk ---------------------------------------------------------------------------------------------------------
     def flush_later(self) -> Callable[[], None]:
         """For the flush thread: takes a mark now, and gives what brings it to disk once the log is there."""
-        mark = TimerMark(self.read_ms, self._log.end, self.queue_offset)
-        now_ms = self._now_ms
-        if not self._changed and mark.read_ms - self._check.mark.read_ms < _MARK_INTERVAL_MS:
+        if not self._changed and self.read_ms - self._check.mark.read_ms < _MARK_INTERVAL_MS:
             return lambda: None
-        self._changed = False
+        self._changed = False  # before anything is looked at: the event loop may be in the middle of a change
+        # The offset first: whatever it counts has its unit and its slot. The slot of the last unit may not be written
+        # yet, so recovery begins with that.
+        queue_offset = self.queue_offset
+        mark = TimerMark(self.read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset)
+        now_ms = self._now_ms
 
         def flush() -> None:
-            self._log.sync(self._check.mark.log_position, mark.log_position)
+            self._log.sync(self._check.mark.log_position, mark.log_position + UNIT_BYTES)
             self._wheel.sync()
             self._check.write(mark, now_ms)
 
