@@ -1,0 +1,49 @@
+"""What goes wrong in a pipeline and can be put right by its user, as one sentence.
+
+Spark wraps the error of a Python source in its own, that in a Py4J one, and adds the stacks of two languages. What a
+user needs is the innermost message: the one that names the option or the address.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+_LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\w*): (.+)$")
+_OURS: Final = frozenset(
+    "BadOption DataLost RouteNotFound NotReachable RequestTimeout BrokerError BadRow BadBody SendFailed".split()
+)
+_LONGEST: Final = 600
+
+
+class PipelineError(Exception):
+    """Something that the user can put right; its text is all that they see."""
+
+
+def reason(error: BaseException) -> str:
+    """The sentence in `error` that says what to put right."""
+    text = str(error)
+    found = [match for match in map(_LINE_OF_ERROR.match, map(str.strip, text.splitlines())) if match]
+    for match in found:
+        if match[1] in _OURS:
+            return _short(match[2])
+    if isinstance(error, PySparkException):
+        return _short(_without_stack(text))
+    return _short(text or type(error).__name__)
+
+
+def _without_stack(text: str) -> str:
+    """Spark's message up to where stacks, query plans and the end of its own context begin."""
+    kept = []
+    for line in text.splitlines():
+        if re.match(r"\s*(at |JVM stacktrace|Traceback|=== |'?[A-Z]\w+ \[|[+:]- |SQLSTATE)", line) or line == ";":
+            break
+        kept.append(line)
+    return re.sub(r"\s*SQLSTATE: \w+", "", " ".join(kept))
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

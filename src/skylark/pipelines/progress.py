@@ -1,0 +1,246 @@
+"""How a streaming query comes along, on the terminal: rows, rows a second, lag, batch times, and a summary at the end.
+
+    summary = follow(query, title="archive", console=Console(stderr=True))
+
+Spark describes each batch after it is done. `Totals` adds those descriptions up and nothing else; `follow` waits, draws
+and stops the query when SIGINT or SIGTERM come. What was stopped in the middle of a batch is done again by the next
+run, from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from skylark.pipelines.errors import PipelineError, reason
+from skylark.spark.planning import backlog
+from skylark.spark.queues import from_spark
+
+_POLL_S: Final = 0.25
+_LINE_EVERY_S: Final = 10.0
+_REMEMBERED: Final = 1000  # batches whose times and rates are kept
+
+
+class Totals:
+    """What a query did so far."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.batches = 0
+        self.rows = 0
+        self.lag: int | None = None
+        self.batch_ms: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
+        self.rows_per_s = 0.0
+        self.last_batch = -1  # the number of the last batch that was counted
+        self._busy_ms = 0
+
+    def add(self, progress: dict[str, Any]) -> bool:
+        """One of Spark's progress reports; True if it tells of a batch that was not counted yet."""
+        lags = [lag for lag in map(_lag, progress["sources"]) if lag is not None]
+        if lags:
+            self.lag = sum(lags)
+        number = progress["batchId"]
+        # A report without addBatch says that there was nothing to do; the batch of that number is still to come.
+        if number <= self.last_batch or "addBatch" not in progress["durationMs"]:
+            return False
+        self.last_batch = number
+        took_ms = progress["durationMs"].get("triggerExecution", progress.get("batchDuration", 0))
+        rows = max(progress["numInputRows"], 0)
+        self.batches += 1
+        self.rows += rows
+        self.batch_ms.append(took_ms)
+        self._busy_ms += took_ms
+        self.rows_per_s = rows * 1000 / took_ms if took_ms else 0.0
+        return True
+
+    def summary(self, seconds: float) -> Summary:
+        times = sorted(self.batch_ms)
+        return Summary(
+            title=self.title,
+            batches=self.batches,
+            rows=self.rows,
+            seconds=round(seconds, 3),
+            rows_per_s=round(self.rows * 1000 / self._busy_ms, 1) if self._busy_ms else 0.0,
+            batch_ms_median=times[len(times) // 2] if times else 0,
+            batch_ms_max=times[-1] if times else 0,
+            lag=self.lag,
+        )
+
+
+class Summary(msgspec.Struct, kw_only=True, frozen=True):
+    """What a query did in this run. `rows_per_s` counts the time of the batches, not the waits between them."""
+
+    title: str
+    batches: int
+    rows: int
+    seconds: float
+    rows_per_s: float
+    batch_ms_median: int
+    batch_ms_max: int
+    lag: int | None
+
+    def __str__(self) -> str:
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        lag = "" if self.lag is None else f", {self.lag:,} waiting"
+        return (
+            f"{self.title}: {self.rows:,} rows in {batches}, {self.seconds:.1f} s, {self.rows_per_s:,.0f} rows/s{lag}; "
+            f"batches took {self.batch_ms_median:,} ms (median), {self.batch_ms_max:,} ms (longest)"
+        )
+
+
+def follow(
+    query: StreamingQuery,
+    *,
+    title: str = "",
+    console: Console | None = None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Shows the query until it ends; stops it when `stop` is set. Raises PipelineError if it failed.
+
+    Without `stop`, SIGINT and SIGTERM stop the query; the caller must be the main thread then.
+    """
+    return follow_all([query], titles=[title or query.name or "query"], console=console, stop=stop)[0]
+
+
+def follow_all(
+    queries: Sequence[StreamingQuery],
+    *,
+    titles: Sequence[str],
+    console: Console | None = None,
+    stop: threading.Event | None = None,
+) -> list[Summary]:
+    """The same for several queries, which end together: when one fails or is stopped, the others are stopped."""
+    console = console or Console(stderr=True)
+    totals = [Totals(title) for title in titles]
+    started_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        told = stop if stop is not None else stack.enter_context(stopped_by_signal())
+        stack.callback(_stop_all, queries)
+        view = stack.enter_context(_view(console, totals))
+        while any(query.isActive for query in queries) and not told.is_set():
+            _raise_failure(queries)
+            told.wait(_POLL_S)
+            view.show(_add_new(queries, totals))
+        _stop_all(queries)
+        _add_new(queries, totals)
+        if not told.is_set():
+            _raise_failure(queries)
+    summaries = [total.summary(time.monotonic() - started_s) for total in totals]
+    for summary in summaries:
+        console.print(Text(str(summary)), soft_wrap=True)
+    return summaries
+
+
+@contextlib.contextmanager
+def stopped_by_signal() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second signal has its usual effect."""
+    told = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: object) -> None:
+        told.set()
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _View:
+    """Draws on a terminal; writes a line now and then where there is none."""
+
+    def __init__(self, console: Console, totals: Sequence[Totals], live: Live | None) -> None:
+        self._console = console
+        self._totals = totals
+        self._live = live
+        self._next_line_s = time.monotonic() + _LINE_EVERY_S
+
+    def show(self, changed: bool) -> None:
+        if self._live is not None:
+            self._live.update(_drawn(self._totals))
+        elif changed and time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + _LINE_EVERY_S
+            for total in self._totals:
+                lag = "" if total.lag is None else f", {total.lag:,} waiting"
+                text = f"{total.title}: {total.rows:,} rows, {total.rows_per_s:,.0f} rows/s{lag}"
+                self._console.print(Text(text), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _view(console: Console, totals: Sequence[Totals]) -> Iterator[_View]:
+    if not console.is_terminal:
+        yield _View(console, totals, None)
+        return
+    with Live(_drawn(totals), console=console, refresh_per_second=4, transient=True) as live:
+        yield _View(console, totals, live)
+
+
+def _drawn(totals: Sequence[Totals]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for heading in ("rows", "rows/s", "waiting", "batches", "last batch"):
+        table.add_column(heading, justify="right")
+    for total in totals:
+        table.add_row(
+            Text(total.title, style="bold"),
+            f"{total.rows:,}",
+            f"{total.rows_per_s:,.0f}",
+            "-" if total.lag is None else f"{total.lag:,}",
+            f"{total.batches:,}",
+            f"{total.batch_ms[-1]:,} ms" if total.batch_ms else "-",
+        )
+    return table
+
+
+def _add_new(queries: Sequence[StreamingQuery], totals: Sequence[Totals]) -> bool:
+    changed = False
+    for query, total in zip(queries, totals, strict=True):
+        last = query.lastProgress
+        if last is not None:
+            # The last report is enough unless batches are shorter than a poll.
+            new = [last] if last.batchId <= total.last_batch + 1 else query.recentProgress
+            for progress in new:
+                changed |= total.add(json.loads(progress.json))
+    return changed
+
+
+def _raise_failure(queries: Sequence[StreamingQuery]) -> None:
+    for query in queries:
+        error = None if query.isActive else query.exception()
+        if error is not None:
+            raise PipelineError(reason(error)) from error
+
+
+def _stop_all(queries: Sequence[StreamingQuery]) -> None:
+    for query in queries:
+        if query.isActive:
+            try:
+                query.stop()
+            except PySparkException as e:
+                raise PipelineError(f"the query does not stop: {reason(e)}") from e
+
+
+def _lag(source: dict[str, Any]) -> int | None:
+    """Messages that a source of ours has not read yet."""
+    try:
+        return backlog(from_spark(source["endOffset"]), from_spark(source["latestOffset"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
