@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import zlib
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.client.errors import UnreadableMessage
 from skylark.spark.columns import NAMES, record_batch
-from skylark.spark.records import Records
+from skylark.spark.records import Records, _entries, _odd_entries
 from skylark.wire.message import (
     SYS_COMPRESSED,
     BadRecord,
@@ -98,9 +100,26 @@ def test_compressed_bodies_are_inflated() -> None:
 
 
 def test_a_part_of_the_records() -> None:
-    data = b"".join(_record(Message("t", number, b"", {})) for number in range(5))
-    assert Records(data).slice(1, 3).queue_ids().to_pylist() == [1, 2]
-    assert len(Records(data).slice(2, 2)) == 0
+    data = b"".join(_record(Message("t", number, b"", {"n": str(number)})) for number in range(5))
+    records = Records(data)
+    assert records.slice(1, 3).queue_ids().to_pylist() == [1, 2]
+    assert len(records.slice(2, 2)) == 0
+    assert records.filter(np.array([1, 0, 0, 0, 1])).property_values("n").to_pylist() == ["0", "4"]
+
+
+def test_records_whose_places_are_known() -> None:
+    first, second = (_record(Message("t", number, b"", {})) for number in range(2))
+    assert Records(b"..." + first + b"." + second + b"...", starts=[3, len(first) + 4]).queue_ids().to_pylist() == [
+        0,
+        1,
+    ]
+
+
+@given(st.lists(st.text("ab\x01\x02", max_size=9), min_size=1, max_size=5))
+def test_the_quick_way_through_properties_gives_what_the_thorough_one_does(texts: list[str]) -> None:
+    text = pa.array(texts)
+    quick = _entries(text)
+    assert quick is None or [part.to_pylist() for part in quick] == [part.to_pylist() for part in _odd_entries(text)]
 
 
 def _record(message: Message) -> bytes:

@@ -1,12 +1,14 @@
-"""From pulled bytes to Arrow columns in one pass over the bytes, without a Python object a message.
+"""From records to Arrow columns in one pass over the bytes, without a Python object a message.
 
-A pull reply is a run of records (see `skylark.wire.message`). A loop over their sizes finds where each begins; after
-that every step is one call for all records: numbers are gathered with numpy, bodies and properties are cut out with one
-Arrow array whose offsets point into the pulled bytes, and the properties are split by Arrow's own string kernels.
+A pull reply and the commit log are runs of records (see `skylark.wire.message`). A loop over their sizes finds where
+each begins; after that every step is one call for all records: the numbers are gathered with numpy, texts and bodies
+are cut out with one Arrow array whose offsets point into the bytes, and so are the names and values of properties.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from struct import Struct, error
 from typing import Any, Final
 from zlib import crc32
@@ -23,7 +25,6 @@ from skylark.wire.message import (
     PROPERTY_UNIQUE_KEY,
     SYS_BORN_HOST_V6,
     SYS_COMPRESSED,
-    SYS_FLAG_POSITION,
     SYS_STORE_HOST_V6,
     BadRecord,
     message_id,
@@ -34,73 +35,82 @@ _SPARK_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 _SIZE = Struct(">i")
 _SMALLEST: Final = 91  # a record with nothing in it
-_ENTRY_END: Final = "\x02"
-_NAME_END: Final = "\x01"
+_NAME_END, _ENTRY_END = 1, 2  # what ends the name and the value of a property
 _V6_EXTRA: Final = 12  # bytes by which a host is longer
+
+# A record's numbers lie in three places, since a host may be 8 or 20 bytes long.
+_HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"), ("magic", ">u4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
+        ("queue_offset", ">i8"), ("log_offset", ">i8"), ("sys_flag", ">i4"), ("born_time", ">i8"),
+    ]
+)  # fmt: skip
+_STORE_TIME: Final = np.dtype(">i8")
+_AFTER_HOSTS: Final = np.dtype([("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_size", ">i4")])
+
+Array = np.ndarray[Any, Any]
 
 
 class Records:
     """A run of whole records, looked at column by column. Raises BadRecord for bytes that are not records."""
 
-    def __init__(self, data: bytes, *, check_crc: bool = True) -> None:
+    def __init__(self, data: bytes, *, starts: Sequence[int] | None = None, check_crc: bool = True) -> None:
+        """`starts` says where the records begin, if the caller knows; else they fill the data."""
         self._data = data
-        self._raw = np.frombuffer(data, np.uint8)
-        self._starts = np.array(_starts(data), np.int64)
-        self._count = len(self._starts)
+        self._starts = np.array(_starts(data) if starts is None else starts, np.int64)
         self._entries: tuple[pa.Array, pa.Array, pa.Array] | None = None
-        try:
-            self._find_parts()
-        except IndexError:
-            raise BadRecord("a record whose parts are longer than the bytes that are there") from None
+        self._find_parts()
         if check_crc:
             self._check_bodies()
 
     def _find_parts(self) -> None:
         starts = self._starts
-        magic = self._gather(starts + 4, ">u4")
-        is_long_topic = magic == MAGIC_V2
-        if not np.all(is_long_topic | (magic == MAGIC_V1)):
+        head = self._head = self._gather(starts, _HEAD)
+        is_long_topic = head["magic"] == MAGIC_V2
+        if not np.all(is_long_topic | (head["magic"] == MAGIC_V1)):
             raise BadRecord("bytes without the mark of a record")
-        self._sys_flags = self._gather(starts + SYS_FLAG_POSITION, ">i4")
-        born_extra = (self._sys_flags & SYS_BORN_HOST_V6 != 0) * _V6_EXTRA
-        store_extra = (self._sys_flags & SYS_STORE_HOST_V6 != 0) * _V6_EXTRA
-        self._store_time_at = starts + 56 + born_extra
-        after_hosts = self._after_hosts = self._store_time_at + 16 + store_extra
-        sizes = self._gather(starts, ">i4")
-        ends = starts + sizes
-        self._body_at = after_hosts + 16
-        self._body_end = self._body_at + self._gather(after_hosts + 12, ">i4")
+        sys_flags = self._sys_flags = head["sys_flag"].astype(np.int64)
+        self._store_time_at = starts + 56 + (sys_flags & SYS_BORN_HOST_V6 != 0) * _V6_EXTRA
+        self._after_hosts_at = self._store_time_at + 16 + (sys_flags & SYS_STORE_HOST_V6 != 0) * _V6_EXTRA
+        self._after_hosts = self._gather(self._after_hosts_at, _AFTER_HOSTS)
+        ends = self._ends = starts + head["size"]
+        self._body_at = self._after_hosts_at + _AFTER_HOSTS.itemsize
+        self._body_end = self._body_at + self._after_hosts["body_size"]
         if not np.all((self._body_end >= self._body_at) & (self._body_end < ends - 3)):
             raise BadRecord("a record whose body is longer than the record")
-        topic_at = self._body_end + 1 + is_long_topic
-        topic_sizes = np.where(is_long_topic, self._gather(self._body_end, ">u2"), self._raw[self._body_end])
-        self._properties_at = topic_at + topic_sizes + 2
-        properties_sizes = self._gather(self._properties_at - 2, ">i2")
-        if not np.all(self._properties_at + properties_sizes == ends):
+        topic_size = self._gather(self._body_end, np.dtype(">u2")).astype(np.int64)
+        self._topic_at = self._body_end + 1 + is_long_topic
+        self._topic_end = self._topic_at + np.where(is_long_topic, topic_size, topic_size >> 8)
+        self._properties_at = self._topic_end + 2
+        if not np.all(self._properties_at + self._gather(self._topic_end, np.dtype(">i2")) == ends):
             raise BadRecord("a record whose parts don't add up to its size")
-        self._ends = ends
-        self._topic_at, self._topic_end = topic_at, topic_at + topic_sizes
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._starts)
 
     def queue_ids(self) -> pa.Array:
-        return pa.array(self._gather(self._starts + 12, ">i4"))
+        return pa.array(self._head["queue_id"].astype(np.int32))
 
     def queue_offsets(self) -> pa.Array:
-        return pa.array(self._gather(self._starts + 20, ">i8"))
+        return pa.array(self._head["queue_offset"].astype(np.int64))
+
+    def log_offsets(self) -> Array:
+        return self._head["log_offset"].astype(np.int64)
+
+    def sys_flags(self) -> Array:
+        return self._sys_flags
 
     def born_times(self) -> pa.Array:
-        return _timestamps(self._gather(self._starts + 40, ">i8"))
+        return _timestamps(self._head["born_time"].astype(np.int64))
 
     def store_times(self) -> pa.Array:
         return _timestamps(self.store_times_ms())
 
-    def store_times_ms(self) -> np.ndarray[Any, Any]:
-        return self._gather(self._store_time_at, ">i8")
+    def store_times_ms(self) -> Array:
+        return self._gather(self._store_time_at, _STORE_TIME).astype(np.int64)
 
     def reconsume_times(self) -> pa.Array:
-        return pa.array(self._gather(self._after_hosts, ">i4"))
+        return pa.array(self._after_hosts["reconsume_times"].astype(np.int32))
 
     def topics(self) -> pa.Array:
         return _text(self._cut(self._topic_at, self._topic_end))
@@ -130,10 +140,10 @@ class Records:
         if not ids.null_count:
             return ids
         values = ids.to_pylist()
-        log_offsets = self._gather(self._starts + 28, ">i8")
+        log_offsets = self.log_offsets()
         for row in np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist():
             host_at = int(self._store_time_at[row]) + 8
-            host = self._data[host_at : int(self._after_hosts[row])]
+            host = self._data[host_at : int(self._after_hosts_at[row])]
             if log_offsets[row] < 0:
                 raise BadRecord(f"a record at log offset {log_offsets[row]}")
             values[row] = message_id(host, int(log_offsets[row]))
@@ -144,68 +154,109 @@ class Records:
         offsets, names, values = self._property_entries()
         found = pc.indices_nonzero(pc.equal(names, name)).to_numpy()
         rows = np.searchsorted(offsets.to_numpy(), found, side="right") - 1
-        picks = np.zeros(self._count, np.int64)
-        missing = np.ones(self._count, bool)
+        picks = np.zeros(len(self), np.int64)
+        missing = np.ones(len(self), bool)
         picks[rows] = found
         missing[rows] = False
         return values.take(pa.array(picks, mask=missing))
 
     def slice(self, first: int, end: int) -> Records:
         """The records from `first` to before `end`."""
-        return Records(self._data[self._starts[first] : self._ends[end - 1]] if end > first else b"", check_crc=False)
+        return self._picked(np.arange(first, end))
 
-    def filter(self, wanted: np.ndarray[Any, Any]) -> Records:
+    def filter(self, wanted: Array) -> Records:
         """The records for which the array has a true value."""
-        pieces = [self._data[self._starts[row] : self._ends[row]] for row in np.flatnonzero(wanted).tolist()]
-        return Records(b"".join(pieces), check_crc=False)
+        return self._picked(np.flatnonzero(wanted))
+
+    def _picked(self, rows: Array) -> Records:
+        """Some of the records, in their order, over the same bytes."""
+        picked = copy(self)
+        picked._entries = None
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(picked, name, value[rows])
+        return picked
 
     def _property_entries(self) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Where each message's entries begin, all names, all values."""
         if self._entries is None:
             text = _text(self._cut(self._properties_at, self._ends))
-            entries = pc.split_pattern(pc.ascii_rtrim(text, _ENTRY_END), _ENTRY_END)
-            # A message without properties is one empty text after the split, and has no entry.
-            is_entry = pc.match_substring(entries.values, _NAME_END)
-            pairs = pc.split_pattern(entries.values.filter(is_entry), _NAME_END, max_splits=1)
-            before = np.concatenate(([0], np.cumsum(is_entry.to_numpy(zero_copy_only=False))))
-            offsets = pa.array(before[entries.offsets.to_numpy()], pa.int32())
-            parts = pairs.flatten()
-            self._entries = offsets, _every_second(parts, 0), _every_second(parts, 1)
+            self._entries = _entries(text) or _odd_entries(text)
         return self._entries
 
     def _check_bodies(self) -> None:
         view = memoryview(self._data)
-        stored = self._gather(self._starts + 8, ">i4")
-        found = [
-            crc32(view[begin:end]) & 0x7FFFFFFF
-            for begin, end in zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
-        ]
-        wrong = np.flatnonzero((stored != found) & (self._body_end > self._body_at))
+        bounds = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
+        found = [crc32(view[begin:end]) & 0x7FFFFFFF for begin, end in bounds]
+        wrong = np.flatnonzero((self._head["crc"] != found) & (self._body_end > self._body_at))
         if len(wrong):
-            offset = self.queue_offsets()[int(wrong[0])].as_py()
+            offset = self._head["queue_offset"][wrong[0]]
             raise BadRecord(f"the body of the message at offset {offset} fails its checksum")
 
-    def _gather(self, positions: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-        """The big-endian numbers at these positions, in the machine's order."""
-        width = np.dtype(kind).itemsize
-        if not self._count:
-            return np.zeros(0, kind[1:])
-        windows = np.lib.stride_tricks.sliding_window_view(self._raw, width)
-        gathered: np.ndarray[Any, Any] = windows[positions].view(kind).ravel().astype(kind[1:])
+    def _gather(self, positions: Array, kind: np.dtype[Any]) -> Array:
+        """What lies at these positions, as `kind`."""
+        width = kind.itemsize
+        if not len(positions):
+            return np.zeros(0, kind)
+        # An array that begins anew at every byte; numpy copies from it without a look at what it copies.
+        anywhere = np.ndarray((max(0, len(self._data) - width + 1),), f"V{width}", self._data, 0, (1,))
+        try:
+            gathered: Array = anywhere[positions].view(kind)
+        except IndexError:
+            raise BadRecord("a record whose parts are longer than the bytes that are there") from None
         return gathered
 
-    def _cut(self, begins: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> pa.Array:
-        """The byte ranges as a binary array: every second element of one that covers the bytes without copying them."""
+    def _cut(self, begins: Array, ends: Array) -> pa.Array:
         if len(self._data) >= 1 << 31:
             raise BadRecord("more than 2 GiB of records at once")
-        offsets = np.empty(2 * self._count + 1, np.int32)
-        offsets[0:-1:2] = begins
-        offsets[1::2] = ends
-        offsets[-1] = len(self._data)
-        pieces = pa.Array.from_buffers(
-            pa.binary(), 2 * self._count, [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        )
-        return _every_second(pieces, 0)
+        return _cut(pa.py_buffer(self._data), pa.binary(), begins, ends)
+
+
+def _cut(data: pa.Buffer, kind: pa.DataType, begins: Array, ends: Array) -> pa.Array:
+    """Byte ranges that follow each other: every second element of an array that covers the bytes without a copy."""
+    offsets = np.empty(2 * len(begins) + 1, np.int32)
+    offsets[0:-1:2] = begins
+    offsets[1::2] = ends
+    offsets[-1] = data.size
+    pieces = pa.Array.from_buffers(kind, 2 * len(begins), [None, pa.py_buffer(offsets), data])
+    return _every_second(pieces, 0)
+
+
+def _entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
+    """Names and values of properties that are all well formed, as nearly all are; else None."""
+    _, row_bounds, data = text.buffers()
+    bounds = np.frombuffer(row_bounds, np.int32)[: len(text) + 1]
+    if data is None or not bounds[-1]:
+        return None
+    raw = np.frombuffer(data, np.uint8)[: bounds[-1]]
+    separators = np.flatnonzero(raw - 1 < _ENTRY_END)  # both kinds: zero minus one is 255
+    name_ends, value_ends = separators[0::2], separators[1::2]
+    if (
+        len(name_ends) != len(value_ends)
+        or np.any(raw[name_ends] == _ENTRY_END)
+        or np.any(raw[value_ends] == _NAME_END)
+    ):
+        return None
+    entry_bounds = np.concatenate(([0], value_ends + 1))
+    offsets = np.searchsorted(entry_bounds, bounds)
+    if offsets[-1] == len(entry_bounds) or np.any(entry_bounds[offsets] != bounds):
+        return None
+    names = _cut(data, pa.string(), entry_bounds[:-1], name_ends)
+    values = _cut(data, pa.string(), name_ends + 1, value_ends)
+    return pa.array(offsets, pa.int32()), names, values
+
+
+def _odd_entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The same for any text: the last separator may be missing, a value may hold the one that ends names."""
+    end, name_end = chr(_ENTRY_END), chr(_NAME_END)
+    entries = pc.split_pattern(pc.ascii_rtrim(text, end), end)
+    # A message without properties is one empty text after the split, and has no entry.
+    is_entry = pc.match_substring(entries.values, name_end)
+    pairs = pc.split_pattern(entries.values.filter(is_entry), name_end, max_splits=1)
+    before = np.concatenate(([0], np.cumsum(is_entry.to_numpy(zero_copy_only=False))))
+    offsets = pa.array(before[entries.offsets.to_numpy()], pa.int32())
+    parts = pairs.flatten()
+    return offsets, _every_second(parts, 0), _every_second(parts, 1)
 
 
 def _starts(data: bytes) -> list[int]:
@@ -226,7 +277,7 @@ def _starts(data: bytes) -> list[int]:
     return starts
 
 
-def _timestamps(times_ms: np.ndarray[Any, Any]) -> pa.Array:
+def _timestamps(times_ms: Array) -> pa.Array:
     try:
         return pa.array(times_ms).cast(_MILLISECONDS).cast(_SPARK_TIMESTAMP)
     except pa.ArrowInvalid as e:
