@@ -255,7 +255,7 @@ class ClientMachine(RuleBasedStateMachine):
 
 
 TestClientMachine = ClientMachine.TestCase
-TestClientMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestClientMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 class TestNotification:

@@ -209,7 +209,7 @@ def test_a_reset_survives_a_kill(broker: PopBroker, tmp_path: Path) -> None:
     second.store.close()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), is_order=st.booleans())
 def test_nothing_is_lost_and_nothing_acknowledged_comes_back(
     tmp_path_factory: pytest.TempPathFactory, seed: int, is_order: bool

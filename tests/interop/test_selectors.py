@@ -107,7 +107,7 @@ def theirs(java: Driver, batch: list[Case]) -> list[str]:
 def test_every_outcome_is_apaches(java_latest: Driver) -> None:
     batch: list[Case] = []
 
-    @settings(max_examples=1500, deadline=None, phases=[Phase.generate], database=None, derandomize=True)
+    @settings(max_examples=1500, phases=[Phase.generate], database=None, derandomize=True)
     @given(cases)
     def collect(case: Case) -> None:
         batch.append(case)

@@ -50,7 +50,7 @@ def test_entries_come_back_over_files(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 23))
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=24)
 def test_the_end_is_found_again(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
     directory = tmp_path_factory.mktemp("queue")
     a_queue(directory, count)
@@ -61,7 +61,7 @@ def test_the_end_is_found_again(tmp_path_factory: pytest.TempPathFactory, count:
 
 
 @given(st.integers(0, 23), st.integers(0, 2400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_end_below_a_log_offset(tmp_path_factory: pytest.TempPathFactory, count: int, below: int) -> None:
     directory = tmp_path_factory.mktemp("queue")
     a_queue(directory, count)

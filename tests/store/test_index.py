@@ -281,7 +281,7 @@ def test_truncate_drops_exactly_the_tail(index: IndexService, cut: int) -> None:
     assert_each_found_once(index, range(120))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(0, 60), st.randoms(use_true_random=False))
 def test_power_loss_costs_nothing_that_was_flushed(flushed: int, unflushed: int, random: Any) -> None:
     """Of the blocks written after the last flush some reach the disk and others do not."""
@@ -409,4 +409,4 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase
-TestIndexAgainstModel.settings = settings(deadline=None, max_examples=40, stateful_step_count=25)
+TestIndexAgainstModel.settings = settings(max_examples=40, stateful_step_count=25)

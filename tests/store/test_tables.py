@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.store import tables
@@ -129,7 +129,6 @@ any_table = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(any_table, any_table)
 def test_round_trip(first: msgspec.Struct, second: msgspec.Struct) -> None:
     with TemporaryDirectory() as directory:

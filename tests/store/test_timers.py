@@ -85,7 +85,7 @@ def test_the_bytes_are_apaches(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=120), st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_each_is_due_once_in_its_second_whatever_is_cut_off(delays: list[int], data: st.DataObject) -> None:
     """The process dies: what it wrote is there, but units without their slots, and slots without their units."""
     root = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / f"skylark-timers-{os.getpid()}"

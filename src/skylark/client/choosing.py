@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue
 from skylark.wire.message import java_hash
 
 Select = Callable[[Sequence[MessageQueue], Any], MessageQueue]
 """Picks a queue of those that a topic has, by the argument of the call."""
+
+
+Choice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
+"""The queue that the sender named, or how one of the topic's is picked."""
+
+
+def choice_of(
+    queue: MessageQueue | None, select: Select | None, arg: Any, ordering_key: str | int | None
+) -> Choice | None:
+    """What a call says about the queue; None leaves it to the producer. Raises InvalidMessage for several answers."""
+    if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
+        raise InvalidMessage("queue, select and ordering_key exclude each other")
+    if select is not None:
+        return lambda queues: select(queues, arg)
+    if ordering_key is not None:
+        return lambda queues: select_by_hash(queues, ordering_key)
+    return queue
 
 
 def select_by_hash(queues: Sequence[MessageQueue], key: Any) -> MessageQueue:

@@ -24,7 +24,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self
 
-from skylark.client.choosing import Select, select_by_hash
+from skylark.client.choosing import Choice, Select, choice_of
 from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
 from skylark.client.courier import Courier, as_timeout
 from skylark.client.dialogue import reply_properties, reply_topic, request_properties
@@ -59,6 +59,7 @@ from skylark.wire.headers import encode_header
 from skylark.wire.message import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_PRIORITY,
+    PROPERTY_SHARDING_KEY,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
     encode_batch,
@@ -228,13 +229,10 @@ class Producer:
         """
         courier = self._running_courier()
         sending = self._prepare(
-            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at
-        )
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at,
+            ordering_key,
+        )  # fmt: skip
+        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         if not self._slots.has_room(sending.size_bytes):
             await self._wait_for_slot(sending)
         await courier.depart(sending)
@@ -269,15 +267,13 @@ class Producer:
         """
         courier = self._running_courier()
         sending = self._prepare(
-            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at
-        )
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
+            topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at,
+            ordering_key,
+        )  # fmt: skip
+        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         while not self._slots.has_room(sending.size_bytes):
             await self._slots.wait(sending.size_bytes)
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        sending.deadline_s = self._deadline_s(timeout_s)  # waiting for room does not count
         await courier.depart(sending)
         return sending.future
 
@@ -308,15 +304,11 @@ class Producer:
         """Sends without an answer: fast, and nobody knows whether it arrived. Waits while the broker does not read."""
         courier = self._running_courier()
         sending = self._prepare(
-            topic, body, tag, key, properties, delay_level, flag, True, priority, delay_s, deliver_at
+            topic, body, tag, key, properties, delay_level, flag, True, priority, delay_s, deliver_at, ordering_key
         )
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
-        deadline_s = sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with asyncio.timeout_at(sending.deadline_s):
                 connection = await courier.find_way(sending)
                 connection.notify(courier.request(sending))
                 courier.after(sending, None, None)
@@ -340,6 +332,7 @@ class Producer:
         Raises BatchInterrupted, which has the receipts so far, when a later request fails; the timeout is that of one.
         """
         courier = self._running_courier()
+        choice = choice_of(queue, select, arg, ordering_key)
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
         if topic.startswith(RETRY_PREFIX):
@@ -365,7 +358,7 @@ class Producer:
             sending = Sending(topic, encode_batch(part), own, encode_properties(own).decode(), batch_id)
             sending.batch_ids = ids[len(receipts) : len(receipts) + len(part)]
             try:
-                receipts += await self._send_part(courier, sending, queue, select, arg, ordering_key, timeout_s)
+                receipts += await self._send_part(courier, sending, choice, timeout_s)
             except RocketMQError as e:
                 if not receipts:
                     raise
@@ -394,13 +387,9 @@ class Producer:
         """
         courier = self._running_courier()
         patience_s = self._timeout_s if timeout_s is None else timeout_s
-        sending = self._prepare(topic, body, tag, key, properties, flag=flag)
+        sending = self._prepare(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
         sending.label(request_properties(self.session.client_id, patience_s))
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
-        sending.deadline_s = self._clock_s() + patience_s
+        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         if not self._slots.has_room(sending.size_bytes):
             await self._wait_for_slot(sending)
         with self.session.dialogue.expect(sending.properties[PROPERTY_CORRELATION_ID]) as reply:
@@ -439,9 +428,7 @@ class Producer:
         sending.topic = reply_topic(request)  # it belongs to the system and has no namespace
         sending.label(reply_properties(request))
         sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        await self._settle(courier, sending, compress, None, timeout_s)
         try:
             async with asyncio.timeout_at(sending.deadline_s):
                 queues = (await courier.route(sending.topic)).write_queues
@@ -508,6 +495,7 @@ class Producer:
         priority: int | None = None,
         delay_s: float | None = None,
         deliver_at: datetime | int | None = None,
+        ordering_key: str | int | None = None,
     ) -> Sending:
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
@@ -517,6 +505,8 @@ class Producer:
         built = build_properties(tag, key, properties)
         if delay_level or delay_s is not None or deliver_at is not None:
             built |= delay_properties(delay_level, delay_s, deliver_at)
+        if ordering_key is not None:
+            built[PROPERTY_SHARDING_KEY] = str(ordering_key)
         if priority is not None:
             check_priority(priority)
             built[PROPERTY_PRIORITY] = str(priority)
@@ -530,6 +520,19 @@ class Producer:
         sending.flag = flag
         return sending
 
+    async def _settle(
+        self, courier: Courier, sending: Sending, compress: bool, choice: Choice | None, timeout_s: float | None
+    ) -> None:
+        """The last things before a message departs: its size, the queue if the sender has a say, and its deadline."""
+        if compress and len(sending.body) > self._compress_over_bytes:
+            await self._compress(sending)
+        if choice is not None:
+            await self._bind(courier, sending, choice, timeout_s)
+        sending.deadline_s = self._deadline_s(timeout_s)
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        return self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+
     async def _compress(self, sending: Sending) -> None:
         codec = self._codec
         assert codec is not None
@@ -541,27 +544,17 @@ class Producer:
             sending.body = packed
             sending.sys_flag |= SYS_FLAGS[codec]
 
-    async def _bind(
-        self,
-        courier: Courier,
-        sending: Sending,
-        queue: MessageQueue | None,
-        select: Select | None,
-        arg: Any,
-        ordering_key: str | int | None,
-        timeout_s: float | None,
-    ) -> None:
+    async def _bind(self, courier: Courier, sending: Sending, choice: Choice, timeout_s: float | None) -> None:
         """Settles the one queue that the message may go to."""
-        if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
-            raise InvalidMessage("queue, select and ordering_key exclude each other")
-        if queue is None:
+        queue = choice
+        if not isinstance(queue, MessageQueue):
             try:
                 async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                     known = (await courier.route(sending.topic)).write_queues
             except TimeoutError:
                 raise as_timeout(sending) from None
             queues = [self._namespace.unwrap_queue(each) for each in known] if self._namespace else known
-            queue = select_by_hash(queues, ordering_key) if select is None else select(queues, arg)
+            queue = queue(queues)
         if isinstance(queue, MessageQueue):
             queue = self._namespace.wrap_queue(queue)
         if not isinstance(queue, MessageQueue) or queue.topic != sending.topic:
@@ -571,19 +564,10 @@ class Producer:
         sending.attempts_left = 0
 
     async def _send_part(
-        self,
-        courier: Courier,
-        sending: Sending,
-        queue: MessageQueue | None,
-        select: Select | None,
-        arg: Any,
-        ordering_key: str | int | None,
-        timeout_s: float | None,
+        self, courier: Courier, sending: Sending, choice: Choice | None, timeout_s: float | None
     ) -> list[Receipt]:
         sending.attempts_left = self._retries
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        await self._settle(courier, sending, False, choice, timeout_s)
         if not self._slots.has_room(sending.size_bytes):
             await self._wait_for_slot(sending)
         await courier.depart(sending)

@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from skylark.client.choosing import Select
+from skylark.client.choosing import Select, choice_of
 from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
 from skylark.client.listening import is_asynchronous
 from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
@@ -232,7 +232,7 @@ class TransactionProducer(Producer):
         id, which it does not know.
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, flag=flag)
+        sending = self._prepare(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
         own = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
         if check_after_s is not None:
             if check_after_s < 0:
@@ -240,11 +240,7 @@ class TransactionProducer(Producer):
             own[PROPERTY_CHECK_IMMUNITY_SECONDS] = str(check_after_s)
         sending.label(own)
         sending.sys_flag |= SYS_TRANSACTION_PREPARED
-        if compress and len(body) > self._compress_over_bytes:
-            await self._compress(sending)
-        if queue is not None or select is not None or ordering_key is not None:
-            await self._bind(courier, sending, queue, select, arg, ordering_key, timeout_s)
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         if not self._slots.has_room(sending.size_bytes):
             await self._wait_for_slot(sending)
         self._open.add(sending.msg_id)

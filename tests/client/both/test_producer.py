@@ -89,6 +89,7 @@ def test_a_message_goes_to_the_queue_that_is_asked_for(namesrv: str, topic: str)
             same = [await producer.send(topic, b"x", ordering_key="customer-7") for _ in range(3)]
             assert len({receipt.queue for receipt in same}) == 1
             assert [receipt.queue_offset - same[0].queue_offset for receipt in same] == [0, 1, 2]
+            assert (await view(producer, same[0])).properties["__SHARDINGKEY"] == "customer-7"
 
     asyncio.run(run())
 
