@@ -13,6 +13,7 @@ from skylark.cli.broker import broker
 from skylark.cli.filtersrv import filtersrv
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
+from skylark.cli.pipeline import pipeline, sql
 from skylark.cli.queries import query, trace
 from skylark.cli.serving import Failure
 from skylark.cli.up import up
@@ -33,6 +34,8 @@ app.command()(consume)
 app.command()(tail)
 app.command()(query)
 app.command()(trace)
+app.command()(sql)
+app.add_typer(pipeline)
 
 
 def _version(asked: bool) -> None:

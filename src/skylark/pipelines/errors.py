@@ -38,7 +38,7 @@ def _without_stack(text: str) -> str:
     """Spark's message up to where stacks, query plans and the end of its own context begin."""
     kept = []
     for line in text.splitlines():
-        if re.match(r"\s*(at |JVM stacktrace|Traceback|=== |'?[A-Z]\w+ \[|[+:]- |SQLSTATE)", line) or line == ";":
+        if re.match(r"\s*(at |JVM stacktrace|Traceback|==+ |'?[A-Z]\w+ \[|[+:]- |SQLSTATE)", line) or line == ";":
             break
         kept.append(line)
     return re.sub(r"\s*SQLSTATE: \w+", "", " ".join(kept))

@@ -1,0 +1,31 @@
+"""What spark-submit runs: `submitted.py FILE [--once]`. The master and the settings come from the call."""
+
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> int:
+    from skylark.pipelines import spec
+    from skylark.pipelines.errors import PipelineError
+    from skylark.pipelines.running import run
+    from skylark.pipelines.session import spark_session
+
+    once = "--once" in arguments
+    (file,) = [argument for argument in arguments if argument != "--once"]
+    try:
+        declared = spec.read(Path(file))
+        spark = spark_session(None, declared.pipeline.name, conf=spec.settings_of(declared))
+        try:
+            run(declared, spark, once=once)
+        finally:
+            spark.stop()
+    except PipelineError as e:
+        print("skylark:", e, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # Running a file puts its directory in front, where modules of Skylark would hide those of the same name.
+    sys.path.remove(str(Path(__file__).parent.resolve()))
+    sys.exit(main(sys.argv[1:]))

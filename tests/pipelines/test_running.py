@@ -1,0 +1,161 @@
+"""Declared pipelines checked and run by real Spark, against both servers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from skylark.client.sync import Producer
+from skylark.pipelines import spec
+from skylark.pipelines.checking import check
+from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.progress import Summary
+from skylark.pipelines.running import run
+
+
+def send(namesrv: str, topic: str, *bodies: str, tag: str | None = None) -> None:
+    with Producer(namesrv, group="pipeline-tests") as producer:
+        for body in bodies:
+            producer.send(topic, body.encode(), tag=tag)
+
+
+def declare(directory: Path, text: str) -> spec.Declared:
+    (directory / "pipeline.yaml").write_text(text)
+    return spec.read(directory / "pipeline.yaml")
+
+
+def run_once(declared: spec.Declared, spark: SparkSession) -> Summary:
+    return run(declared, spark, once=True, console=Console(file=io.StringIO()))
+
+
+TO_FILES = """\
+name: upper
+source:
+  format: rocketmq
+  options: {{nameServer: "{namesrv}", subscribe: {topic}, startingOffsets: earliest, timeout: 10s}}
+transforms:
+  - sql: select cast(body as string) as text, tags from input
+  - python: {module}:shout
+  - sql: |
+      select text,
+        tags
+      from input where text <> 'DROPPED'
+sink:
+  format: parquet
+  path: out
+  partitionBy: [tags]
+"""
+FUNCTIONS = """\
+from pyspark.sql import functions as f
+
+@f.udf("string")
+def loud(text):
+    return text.upper()
+
+def shout(rows):
+    return rows.withColumn("text", loud("text"))
+
+def fails(rows):
+    raise RuntimeError("not today")
+
+def number(rows):
+    return 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    """A module beside the pipeline, of a name that no other test has imported."""
+    name = f"functions_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(FUNCTIONS)
+    return name
+
+
+def test_topic_to_files_and_on_from_there(
+    spark: SparkSession, namesrv: str, topic: str, module: str, tmp_path: Path
+) -> None:
+    send(namesrv, topic, "one", "two", tag="a")
+    send(namesrv, topic, "dropped", tag="b")
+    declared = declare(tmp_path, TO_FILES.format(namesrv=namesrv, topic=topic, module=module))
+    summary = run_once(declared, spark)
+    assert (summary.rows, summary.lag) == (3, 0)
+    send(namesrv, topic, "three", tag="b")
+    assert run_once(declared, spark).rows == 1
+    found = {(row.text, row.tags) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert found == {("ONE", "a"), ("TWO", "a"), ("THREE", "b")}
+    assert run_once(declared, spark).rows == 0
+
+
+def test_a_topic_that_is_not_there(spark: SparkSession, namesrv: str, module: str, tmp_path: Path) -> None:
+    declared = declare(tmp_path, TO_FILES.format(namesrv=namesrv, topic="no_such_topic", module=module))
+    with pytest.raises(PipelineError, match="topic 'no_such_topic' does not exist at name server"):
+        run_once(declared, spark)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("subscribe: ", "subscibe: ", r":4: source\.options\.subscibe: unknown option .* did you mean subscribe"),
+        ("timeout: 10s", "timeout: soon", r":4: source\.options\.timeout: option timeout='soon': expected a number"),
+        ("cast(body", "cast(bodi", r":6: transforms\[0\]\.sql: \[UNRESOLVED_COLUMN.*`bodi`"),
+        ("as text, tags from", "as text, tags form", r":6: transforms\[0\]\.sql: \[PARSE_SYNTAX_ERROR"),
+        ("        tags\n", "        tax\n", r":10: transforms\[2\]\.sql: \[UNRESOLVED_COLUMN.*`tax`"),
+        ("from input where", "from other where", r":11: transforms\[2\]\.sql: \[TABLE_OR_VIEW_NOT_FOUND.*`other`"),
+        (":shout", ":whisper", r":7: transforms\[1\]\.python: module \w+ has no function whisper"),
+        (":shout", ":fails", r":7: transforms\[1\]\.python: \w+:fails raised RuntimeError: not today"),
+        (":shout", ":number", r":7: transforms\[1\]\.python: \w+:number returned int, not a DataFrame"),
+        ("python: ", "python: no", r":7: transforms\[1\]\.python: module no\w+ can't be imported"),
+        ("[tags]", "[tax]", r":15: sink\.partitionBy\[0\]: there is no column tax, only text, tags"),
+        ("text <> 'DROPPED'", "text <> 'x' group by 1, 2", r":12: sink.*mode: .*[aA]ppend"),
+        (
+            "format: parquet\n  path: out\n  partitionBy: [tags]",
+            "format: rocketmq",
+            r":13: .* a message needs a column",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    spark: SparkSession, module: str, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = TO_FILES.format(namesrv="127.0.0.1:1", topic="orders", module=module)
+    assert old in text
+    with pytest.raises(PipelineError, match=rf"pipeline\.yaml{message}"):
+        check(declare(tmp_path, text.replace(old, new, 1)), spark)
+
+
+def test_checking_tells_the_columns(spark: SparkSession, module: str, tmp_path: Path) -> None:
+    columns = check(declare(tmp_path, TO_FILES.format(namesrv="127.0.0.1:1", topic="orders", module=module)), spark)
+    assert columns.simpleString() == "struct<text:string,tags:string>"
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+FILES = """\
+name: files
+source:
+  format: json
+  path: in
+  schema: id bigint, name string
+transforms:
+  - sql: select name, count(*) as n from input group by name
+sink:
+  format: console
+  mode: complete
+"""
+
+
+def test_files_to_the_terminal(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.json").write_text('{"id": 1, "name": "ann"}\n{"id": 2, "name": "ann"}\n')
+    summary = run_once(declare(tmp_path, FILES), spark)
+    assert summary.rows == 2
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["name", "n"], ["ann", "2"]]
+    with pytest.raises(PipelineError, match=r"pipeline\.yaml:5: source\.schema: "):
+        check(declare(tmp_path, FILES.replace("id bigint", "id biggest")), spark)
+    parquet = FILES.replace("json", "parquet").replace("  schema: id bigint, name string\n", "")
+    with pytest.raises(PipelineError, match=r"pipeline\.yaml:4: source\.path: .*none"):
+        check(declare(tmp_path, parquet.replace("path: in", "path: none")), spark)

@@ -1,0 +1,105 @@
+"""Pipelines in YAML: what is read, and that every error says file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skylark.pipelines import spec
+from skylark.pipelines.errors import PipelineError
+
+WHOLE = """\
+name: paid
+source:
+  format: rocketmq
+  options:
+    nameServer: localhost:9876
+    subscribe: orders
+    maxOffsetsPerTrigger: 1000
+    failOnDataLoss: false
+transforms:
+  - sql: |
+      select body
+      from input
+  - python: clean:drop_empty
+sink:
+  format: parquet
+  path: lake/paid
+  partitionBy: [tags]
+trigger: 10s
+spark:
+  master: local[2]
+  conf: {spark.sql.shuffle.partitions: 4}
+"""
+
+
+def parsed(text: str) -> spec.Declared:
+    return spec.parse(text, "paid.yaml", Path("/pipelines"))
+
+
+def test_a_whole_pipeline() -> None:
+    declared = parsed(WHOLE)
+    pipeline = declared.pipeline
+    assert (pipeline.name, pipeline.source.format, pipeline.sink.partition_by) == ("paid", "rocketmq", ["tags"])
+    assert pipeline.transforms[0].sql == "select body\nfrom input\n"
+    assert spec.options_of(declared, "source")["maxOffsetsPerTrigger"] == "1000"
+    assert spec.options_of(declared, "source")["failOnDataLoss"] == "false"
+    assert spec.settings_of(declared) == {"spark.sql.shuffle.partitions": "4"}
+    assert declared.checkpoint == "/pipelines/checkpoints/paid"
+    assert declared.located("s3a://lake/paid") == "s3a://lake/paid"
+    assert declared.located("lake") == "/pipelines/lake"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sink:", "sinks:", r"paid\.yaml:14: sinks: unknown key; did you mean sink\?"),
+        ("  path: lake/paid", "  pfad: lake/paid", r"paid\.yaml:16: sink\.pfad: unknown key; there are format"),
+        ("python: clean", "pythn: clean", r"paid\.yaml:13: transforms\[1\]\.pythn: unknown key; did you mean python"),
+        ("format: parquet", "format: orc", r"paid\.yaml:15: sink\.format: invalid enum value 'orc'"),
+        ("path: lake/paid", "path: 7", r"paid\.yaml:16: sink\.path: expected `str( \| null)?`, got `int`"),
+        ("partitionBy: [tags]", "partitionBy: tags", r"paid\.yaml:17: sink\.partitionBy: expected `array`, got `str`"),
+        ("clean:drop_empty", "clean.drop_empty", r"paid\.yaml:13: transforms\[1\]\.python: .*module:function"),
+        ("subscribe: orders", "subscribe: [orders]", r"paid\.yaml:6: source\.options\.subscribe: expected a text"),
+        ("trigger: 10s", "trigger: often", r"paid\.yaml:18: trigger: expected once, continuous or a time"),
+        ("name: paid\n", "", r"paid\.yaml:1: the key name is missing"),
+        ("name: paid", "name: ../paid", r"paid\.yaml:1: name: expected letters, digits, dots"),
+        ("  format: parquet\n", "", r"paid\.yaml:14: sink: the key format is missing"),
+        ("  path: lake/paid\n", "", r"paid\.yaml:14: sink\.path: missing: the directory"),
+        ("format: rocketmq\n", "format: csv\n  path: in\n", r"paid\.yaml:2: source\.schema: missing: a stream of csv"),
+        ("format: rocketmq\n", "format: rocketmq\n  path: in\n", r"paid\.yaml:4: source\.path: a topic has no path"),
+        ("  partitionBy: [tags]", "  mode: update", r"paid\.yaml:17: sink\.mode: parquet files can only be appended"),
+        ("    subscribe: orders", "    nameServer: x", r"paid\.yaml:6: source\.options\.nameServer is given twice"),
+        ("trigger: 10s", "trigger: [10s", r"paid\.yaml:19: .*expected"),
+        ("trigger: 10s", "3: 10s", r"paid\.yaml:18: a key must be a text, not 3"),
+        ("- python: clean:drop_empty", "- {}", r"paid\.yaml:13: transforms\[1\]: expected one of sql and python"),
+    ],
+)
+def test_errors_say_where(old: str, new: str, message: str) -> None:
+    assert old in WHOLE
+    with pytest.raises(PipelineError, match=f"^{message}"):
+        parsed(WHOLE.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words"])
+def test_what_is_no_mapping(text: str) -> None:
+    with pytest.raises(PipelineError, match=r"^paid\.yaml:1: a pipeline is a mapping"):
+        parsed(text)
+
+
+def test_the_line_within_a_block() -> None:
+    document = parsed(WHOLE).document
+    assert str(document.error(("transforms", 0, "sql"), "no", line_within=2)) == "paid.yaml:12: transforms[0].sql: no"
+    assert str(document.error(("transforms", 1, "sql"), "no", line_within=2)).startswith("paid.yaml:13: ")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"cannot read the pipeline .*none\.yaml: No such file"):
+        spec.read(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(PipelineError, match="cannot read the pipeline"):
+        spec.read(tmp_path / "bytes.yaml")
+    (tmp_path / "large.yaml").write_bytes(b"#" * (1 << 20) + b"#")
+    with pytest.raises(PipelineError, match="larger than a pipeline may be"):
+        spec.read(tmp_path / "large.yaml")
