@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer and make; everything else goes into .venv, pinned by hash.
 #
 #   make up      start a name server (9876) and a broker (10911), messages in ./data
+#   make demo    a broker, orders, and Spark that adds them up and archives them; needs Java 17
 #   make test    everything: lint, types, unit tests, and Apache's own clients against Skylark
 #   make help    the rest
 
@@ -17,7 +18,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.1
 	"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$path"; break; }; done)
 ARGS ?=
 
-.PHONY: help setup up test interop lint format unit bench lock clean
+.PHONY: help setup up demo test interop lint format unit bench lock clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -35,6 +36,9 @@ $(SETUP): pyproject.toml requirements/dev.txt
 
 up: $(SETUP) ## start name server and broker; options in ARGS="--broker-port 0"
 	@exec $(BIN)/skylark up $(ARGS)
+
+demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spark; needs Java 17
+	@exec $(BIN)/skylark demo $(ARGS)
 
 test: lint interop ## everything that must pass
 	$(BIN)/python -m pytest $(ARGS)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from skylark.cli.broker import broker
+from skylark.cli.demo import demo
 from skylark.cli.filtersrv import filtersrv
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
@@ -35,6 +36,7 @@ app.command()(tail)
 app.command()(query)
 app.command()(trace)
 app.command()(sql)
+app.command()(demo)
 app.add_typer(pipeline)
 
 

@@ -10,17 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from skylark.cli import options
 from skylark.cli.messages import NameServers
 from skylark.cli.serving import Failure, log_to_stderr
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 pipeline = typer.Typer(
     name="pipeline",
@@ -31,8 +27,8 @@ pipeline = typer.Typer(
 
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in YAML.")]
 Master = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Spark's master: local[2], spark://host:7077, ...", show_default="local[*]"),
+    str,
+    typer.Option(metavar="URL", help="Spark's master: local[2], spark://host:7077, ..."),
 ]
 Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable.")]
 Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now was processed.")]
@@ -67,19 +63,6 @@ def user_errors() -> Iterator[None]:
         raise typer.Abort from None
 
 
-@contextlib.contextmanager
-def spark_for(
-    name: str, master: str | None, conf: dict[str, str], *, verbose: bool = False
-) -> "Iterator[SparkSession]":
-    from skylark.pipelines.session import spark_session
-
-    spark = spark_session(master or "local[*]", name, conf=conf, verbose=verbose)
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     """`NAME=VALUE` of an option that may be repeated."""
     found = {}
@@ -93,7 +76,13 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 @pipeline.command("run")
 def run_pipeline(
-    file: File, once: Once = False, master: Master = None, conf: Conf = None, verbose: options.Verbose = False
+    file: File,
+    once: Once = False,
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="Spark's master.", show_default="as in FILE, else local[*]")
+    ] = None,
+    conf: Conf = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run a pipeline until Ctrl-C, or once.
 
@@ -109,12 +98,12 @@ def run_pipeline(
     with user_errors():
         from skylark.pipelines import spec
         from skylark.pipelines.running import run
+        from skylark.pipelines.session import session
 
         declared = spec.read(file)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
-        with spark_for(
-            declared.pipeline.name, master or declared.pipeline.spark.master, settings, verbose=verbose
-        ) as spark:
+        chosen = master or declared.pipeline.spark.master
+        with session(chosen, declared.pipeline.name, conf=settings, verbose=verbose) as spark:
             run(declared, spark, once=once)
 
 
@@ -127,10 +116,11 @@ def validate(file: File, conf: Conf = None) -> None:
     with user_errors():
         from skylark.pipelines import spec
         from skylark.pipelines.checking import check
+        from skylark.pipelines.session import session
 
         declared = spec.read(file)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
-        with spark_for(declared.pipeline.name, "local[1]", settings) as spark:
+        with session("local[1]", declared.pipeline.name, conf=settings) as spark:
             columns = check(declared, spark)
         print(f"{file}: {declared.pipeline.name} is valid; its sink gets")
         for column in columns.fields:
@@ -224,7 +214,7 @@ def etl(
         list[str] | None, typer.Option("--sink-option", metavar="NAME=VALUE", help="An option of the sink; repeatable.")
     ] = None,
     once: Once = False,
-    master: Master = None,
+    master: Master = "local[*]",
     conf: Conf = None,
 ) -> None:
     """Topic to topic in SQL, until Ctrl-C or once.
@@ -239,6 +229,7 @@ def etl(
     with user_errors():
         from skylark.pipelines import spec
         from skylark.pipelines.running import run
+        from skylark.pipelines.session import session
 
         reading = {"nameServer": namesrv, "subscribe": source, "startingOffsets": start.value}
         if group is not None:
@@ -261,7 +252,7 @@ def etl(
             spec.Document("skylark pipeline etl", {}),
             Path.cwd(),
         )
-        with spark_for(declared.pipeline.name, master, pairs(conf, "--conf")) as spark:
+        with session(master, declared.pipeline.name, conf=pairs(conf, "--conf")) as spark:
             run(declared, spark, once=once)
 
 
@@ -281,7 +272,7 @@ def sql(
         typer.Option("--from", help="Where topics are read from.", show_default="earliest; with --stream latest"),
     ] = None,
     source_options: SourceOption = None,
-    master: Master = None,
+    master: Master = "local[*]",
     conf: Conf = None,
 ) -> None:
     """Query topics with SQL. Only the rows go to stdout.
@@ -302,6 +293,7 @@ def sql(
     with user_errors():
         from skylark.pipelines import sql as querying
         from skylark.pipelines.rows import Printer, Style
+        from skylark.pipelines.session import session
 
         style = Style.JSON if as_json else Style.CSV if as_csv else Style.TABLE
         printer = Printer(style, limit if limit is not None or style != Style.TABLE or stream else 1000)
@@ -310,7 +302,7 @@ def sql(
         if not any(name.lower().startswith("starting") for name in given):
             given["startingOffsets"] = chosen.value
         settings = {"spark.sql.streaming.forceDeleteTempCheckpointLocation": "true", **pairs(conf, "--conf")}
-        with spark_for("skylark sql", master, settings) as spark:
+        with session(master, "skylark sql", conf=settings) as spark:
             frame = querying.query(spark, statement, name_server=namesrv, options=given, stream=stream)
             if stream and frame.isStreaming:
                 querying.show_stream(frame, printer)

@@ -87,6 +87,22 @@ def spark_session(
     return session
 
 
+@contextlib.contextmanager
+def session(
+    master: str | None = "local[*]",
+    name: str = "skylark",
+    *,
+    conf: Mapping[str, str] | None = None,
+    verbose: bool = False,
+) -> Iterator[SparkSession]:
+    """The same, stopped at the end."""
+    spark = spark_session(master, name, conf=conf, verbose=verbose)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
 def check_java() -> None:
     """Raises PipelineError unless Spark will find a Java that it can run on."""
     home = os.environ.get("JAVA_HOME")

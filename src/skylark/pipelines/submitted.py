@@ -8,17 +8,14 @@ def main(arguments: list[str]) -> int:
     from skylark.pipelines import spec
     from skylark.pipelines.errors import PipelineError
     from skylark.pipelines.running import run
-    from skylark.pipelines.session import spark_session
+    from skylark.pipelines.session import session
 
     once = "--once" in arguments
     (file,) = [argument for argument in arguments if argument != "--once"]
     try:
         declared = spec.read(Path(file))
-        spark = spark_session(None, declared.pipeline.name, conf=spec.settings_of(declared))
-        try:
+        with session(None, declared.pipeline.name, conf=spec.settings_of(declared)) as spark:
             run(declared, spark, once=once)
-        finally:
-            spark.stop()
     except PipelineError as e:
         print("skylark:", e, file=sys.stderr, flush=True)
         return 1

@@ -1,0 +1,164 @@
+"""A demonstration: orders are produced while two streams read them, one that adds up and one that archives.
+
+The numbers at the end are computed twice, by the stream as the orders came and from the archive afterwards; they agree
+because every order is in both exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.table import Table
+
+from skylark.client.errors import RocketMQError
+from skylark.client.sync import Producer
+from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.progress import follow_all, stopped_by_signal
+
+TOPIC: Final = "orders"
+DEADLINE_S: Final = 120.0
+_COUNTRIES: Final = ("de", "fr", "it", "jp", "us")
+_FIRST: Final = 50  # orders before the streams begin
+
+_ORDERS: Final = """
+select parsed.*, to_date(storeTimestamp) as date from (
+  select from_json(cast(body as string), 'id int, country string, cents bigint') as parsed, storeTimestamp from {rows}
+)
+"""
+_BY_COUNTRY: Final = "select country, count(*) as orders, sum(cents) as cents from {rows} group by country"
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Orders and cents of each country: as the stream saw them, and as the archive has them."""
+
+    streamed: dict[str, tuple[int, int]]
+    archived: dict[str, tuple[int, int]]
+
+
+def demonstrate(
+    spark: SparkSession, name_server: str, directory: Path, count: int, console: Console, deadline_s: float = DEADLINE_S
+) -> Result:
+    """Runs it all; files go to `directory`. Raises PipelineError if it is stopped or takes too long."""
+    streamed: dict[str, tuple[int, int]] = {}
+    produce(name_server, TOPIC, orders(count, limit=_FIRST))  # so that the topic exists when the streams begin
+    console.print(f"[bold]1[/bold] a topic [cyan]{TOPIC}[/cyan]; [bold]2[/bold] two streams read it; ", end="")
+    console.print(f"[bold]3[/bold] {count:,} orders are produced meanwhile\n")
+    rows = _orders(spark, name_server)
+    totals = spark.sql(_BY_COUNTRY, rows=rows)
+    with stopped_by_signal() as stop:
+        queries = [
+            _aggregation(totals, streamed, directory / "checkpoints" / "totals"),
+            _archive(rows, directory / "archive", directory / "checkpoints" / "archive"),
+        ]
+        work = _Work(name_server, count, queries, stop)
+        work.start()
+        timer = threading.Timer(deadline_s, stop.set)
+        timer.daemon = True
+        timer.start()
+        try:
+            follow_all(queries, titles=["totals by country", "archive"], console=console, stop=stop)
+        finally:
+            timer.cancel()
+            stop.set()
+            work.join(timeout=10)
+    if work.error is not None:
+        raise PipelineError(f"the orders can't be produced: {work.error}")
+    if not work.done:
+        raise PipelineError(f"the demonstration was stopped, or took longer than {deadline_s:.0f} s")
+    archived = spark.sql(_BY_COUNTRY, rows=spark.read.parquet(str(directory / "archive")))
+    return Result(streamed, _by_country(archived.collect()))
+
+
+def show(result: Result, console: Console) -> None:
+    table = Table(title="Orders by country", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("country")
+    for heading in ("orders", "revenue (stream)", "revenue (archive)"):
+        table.add_column(heading, justify="right")
+    for country in sorted(result.streamed.keys() | result.archived.keys()):
+        number, cents = result.streamed.get(country, (0, 0))
+        table.add_row(country, f"{number:,}", _money(cents), _money(result.archived.get(country, (0, 0))[1]))
+    console.print()
+    console.print(table)
+
+
+def orders(count: int, *, limit: int | None = None, skip: int = 0) -> Iterator[tuple[str, bytes]]:
+    """Keys and bodies, the same ones in every run: the first `limit` of `count`, behind the first `skip`."""
+    chance = random.Random(7)
+    for number in range(count if limit is None else min(limit, count)):
+        country, cents = chance.choice(_COUNTRIES), chance.randrange(100, 50_000)
+        if number >= skip:
+            yield str(number), json.dumps({"id": number, "country": country, "cents": cents}).encode()
+
+
+def produce(
+    name_server: str, topic: str, made: Iterator[tuple[str, bytes]], stop: threading.Event | None = None
+) -> None:
+    try:
+        with Producer(name_server, group="demo") as producer:
+            for key, body in made:
+                if stop is not None and stop.is_set():
+                    return
+                producer.send(topic, body, tag="order", key=key)
+    except RocketMQError as e:
+        raise PipelineError(f"the orders can't be produced: {e}") from e
+
+
+class _Work(threading.Thread):
+    """Produces, waits until the streams have read it all, and ends them."""
+
+    def __init__(self, name_server: str, count: int, queries: list[StreamingQuery], stop: threading.Event) -> None:
+        super().__init__(name="skylark-demo", daemon=True)
+        self._name_server = name_server
+        self._count = count
+        self._queries = queries
+        self._told = stop
+        self.done = False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            produce(self._name_server, TOPIC, orders(self._count, skip=_FIRST), self._told)
+            for query in self._queries:
+                query.processAllAvailable()
+            self.done = not self._told.is_set()
+        except PipelineError as e:
+            self.error = e
+        finally:
+            self._told.set()
+
+
+def _orders(spark: SparkSession, name_server: str) -> DataFrame:
+    reader = spark.readStream.format("rocketmq").option("nameServer", name_server)
+    messages = reader.option("subscribe", TOPIC).option("startingOffsets", "earliest").load()
+    return spark.sql(_ORDERS, rows=messages)
+
+
+def _aggregation(totals: DataFrame, into: dict[str, tuple[int, int]], checkpoint: Path) -> StreamingQuery:
+    def keep(rows: DataFrame, batch: int) -> None:
+        into.update(_by_country(rows.collect()))
+
+    writer = totals.writeStream.outputMode("complete").foreachBatch(keep).trigger(processingTime="1 second")
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def _archive(rows: DataFrame, path: Path, checkpoint: Path) -> StreamingQuery:
+    writer = rows.writeStream.format("parquet").partitionBy("date").trigger(processingTime="2 seconds")
+    return writer.option("path", str(path)).option("checkpointLocation", str(checkpoint)).start()
+
+
+def _by_country(rows: list[Row]) -> dict[str, tuple[int, int]]:
+    return {row["country"]: (row["orders"], row["cents"]) for row in rows}
+
+
+def _money(cents: int) -> str:
+    return f"{Decimal(cents) / 100:,.2f}"
