@@ -34,7 +34,8 @@ _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _SPARK_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 _SIZE = Struct(">i")
-_SMALLEST: Final = 91  # a record with nothing in it
+SMALLEST: Final = 91
+"""The bytes of a record with nothing in it."""
 _NAME_END, _ENTRY_END = 1, 2  # what ends the name and the value of a property
 _V6_EXTRA: Final = 12  # bytes by which a host is longer
 
@@ -61,7 +62,10 @@ class Records:
         self._entries: tuple[pa.Array, pa.Array, pa.Array] | None = None
         self._find_parts()
         if check_crc:
-            self._check_bodies()
+            damaged = self.damaged_bodies()
+            if len(damaged):
+                offset = self._head["queue_offset"][damaged[0]]
+                raise BadRecord(f"the body of the message at offset {offset} fails its checksum")
 
     def _find_parts(self) -> None:
         starts = self._starts
@@ -160,6 +164,22 @@ class Records:
         missing[rows] = False
         return values.take(pa.array(picks, mask=missing))
 
+    def damaged_bodies(self) -> Array:
+        """The numbers of the records whose bodies fail their checksums."""
+        view = memoryview(self._data)
+        bounds = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
+        found = np.array([crc32(view[begin:end]) & 0x7FFFFFFF for begin, end in bounds], np.int64)
+        return np.flatnonzero((self._head["crc"] != found) & (self._body_end > self._body_at))
+
+    def end_in_zeros(self) -> Array:
+        """Whether the last byte of each record's last text is zero, so that the record was not written to its end.
+
+        The checksum is of the body alone; behind it are the texts of the topic and of the properties.
+        """
+        last = np.where(self._properties_at < self._ends, self._ends, self._topic_end) - 1
+        is_zero: Array = np.frombuffer(self._data, np.uint8)[last] == 0
+        return is_zero
+
     def slice(self, first: int, end: int) -> Records:
         """The records from `first` to before `end`."""
         return self._picked(np.arange(first, end))
@@ -183,15 +203,6 @@ class Records:
             text = _text(self._cut(self._properties_at, self._ends))
             self._entries = _entries(text) or _odd_entries(text)
         return self._entries
-
-    def _check_bodies(self) -> None:
-        view = memoryview(self._data)
-        bounds = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
-        found = [crc32(view[begin:end]) & 0x7FFFFFFF for begin, end in bounds]
-        wrong = np.flatnonzero((self._head["crc"] != found) & (self._body_end > self._body_at))
-        if len(wrong):
-            offset = self._head["queue_offset"][wrong[0]]
-            raise BadRecord(f"the body of the message at offset {offset} fails its checksum")
 
     def _gather(self, positions: Array, kind: np.dtype[Any]) -> Array:
         """What lies at these positions, as `kind`."""
@@ -266,7 +277,7 @@ def _starts(data: bytes) -> list[int]:
     try:
         while position < end:
             (size,) = size_at(data, position)
-            if size < _SMALLEST:
+            if size < SMALLEST:
                 raise BadRecord(f"a record of {size} bytes")
             starts.append(position)
             position += size

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import (
 
 from skylark.client.errors import RocketMQError
 from skylark.spark.cluster import Cluster
+from skylark.spark.offline import RocketMQCommitLog
 from skylark.spark.queues import Offsets, from_spark
 from skylark.spark.source import RocketMQ
 
@@ -31,7 +32,8 @@ _MOST_GROUPS: Final = 1024
 
 def register(spark: SparkSession) -> None:
     """Registers the formats with the session. May be called again."""
-    spark.dataSource.register(RocketMQ)
+    for source in (RocketMQ, RocketMQCommitLog):
+        spark.dataSource.register(source)
     if not getattr(spark, "_skylark_listener", None):
         listener = GroupProgress()
         spark.streams.addListener(listener)
