@@ -204,15 +204,16 @@ class SegmentFile:
 
 def _whole_records(data: bytes) -> tuple[list[int], int]:
     """Where the records in the data begin, and where the last whole one ends. Only sizes are looked at."""
-    starts = []
+    starts: list[int] = []
+    append, size_at, smallest = starts.append, _SIZE.unpack_from, SMALLEST
     position, end = 0, len(data)
-    size_at = _SIZE.unpack_from
-    while position + SMALLEST <= end:
-        (size,) = size_at(data, position)
-        if size < SMALLEST or position + size > end:
+    while position + smallest <= end:
+        size = size_at(data, position)[0]
+        following = position + size
+        if size < smallest or following > end:
             break
-        starts.append(position)
-        position += size
+        append(position)
+        position = following
     if starts and data.startswith(_BLANK_MARK, starts[-1] + _MARK_AT):
         position = starts.pop()
     return starts, position

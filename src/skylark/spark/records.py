@@ -166,9 +166,9 @@ class Records:
 
     def damaged_bodies(self) -> Array:
         """The numbers of the records whose bodies fail their checksums."""
-        view = memoryview(self._data)
+        data = self._data
         bounds = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
-        found = np.array([crc32(view[begin:end]) & 0x7FFFFFFF for begin, end in bounds], np.int64)
+        found = np.array([crc32(data[begin:end]) for begin, end in bounds], np.int64) & 0x7FFFFFFF
         return np.flatnonzero((self._head["crc"] != found) & (self._body_end > self._body_at))
 
     def end_in_zeros(self) -> Array:
