@@ -90,10 +90,15 @@ class SegmentFile:
                 if self._is_blank(position) and position + size == end:
                     return
                 if not len(data) < size <= end - position:
-                    raise Damaged(position, f"{data[:8].hex(' ')} is not the beginning of a record")
+                    raise Damaged(position, self._reason(position, size, end))
                 data, starts, length = self._read(position, size), [0], size
             yield from self._intact(position, data, starts)
             position += length
+
+    def _reason(self, position: int, size: int, end: int) -> str:
+        if self._names_its_place(position) and size > end - position:
+            return f"a record of {size} bytes runs past {end}, where the next one was found"
+        return f"{self._read(position, 8).hex(' ')} is not the beginning of a record"
 
     def _intact(self, position: int, data: bytes, starts: list[int]) -> Iterator[Records]:
         try:
