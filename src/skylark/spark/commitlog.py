@@ -13,6 +13,7 @@ follows record (see `skylark.wire.message`); a blank record fills what is left a
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from bisect import bisect_left
@@ -174,14 +175,7 @@ class SegmentFile:
 
     def _last_byte_end(self) -> int:
         """Behind the last byte that is not zero. Holes in the file are not read."""
-        end = data = 0
-        while data < self.segment.size_bytes:
-            try:
-                data = os.lseek(self._descriptor, end, os.SEEK_DATA)
-            except OSError:  # nothing but a hole follows
-                break
-            end = data = os.lseek(self._descriptor, data, os.SEEK_HOLE)
-        end = min(end, self.segment.size_bytes)
+        end = self._last_extent_end()
         while end > 0:
             begin = max(0, end - len(_ZEROS))
             block = self._read(begin, end - begin)
@@ -189,6 +183,16 @@ class SegmentFile:
                 return begin + len(block.rstrip(b"\0"))
             end = begin
         return 0
+
+    def _last_extent_end(self) -> int:
+        end, size = 0, self.segment.size_bytes
+        try:
+            while end < size:
+                end = os.lseek(self._descriptor, os.lseek(self._descriptor, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as e:
+            # Nothing but a hole follows; or the file system can't tell.
+            return min(end, size) if e.errno == errno.ENXIO else size
+        return min(end, size)
 
     def _names_its_place(self, position: int) -> bool:
         head = self._read(position, _HEAD.size)
