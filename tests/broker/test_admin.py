@@ -60,7 +60,7 @@ def runtime_info(broker: SmallBroker) -> dict[str, str]:
 def test_runtime_info_has_every_name_that_tools_ask_for(broker: SmallBroker) -> None:
     info = runtime_info(broker)
     assert set(APACHE_RUNTIME_KEYS) <= info.keys()
-    assert info["brokerVersionDesc"] == "V5_5_0"
+    assert (info["brokerVersionDesc"], info["implementation"]) == ("V5_5_0", "skylark")
     assert info["earliestMessageTimeStamp"] == "-1"
     assert info["putTps"] == "0.0 0.0 0.0"
     assert 0 < float(info["commitLogDiskRatio"]) <= 1

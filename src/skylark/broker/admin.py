@@ -156,6 +156,7 @@ class Admin:
             "brokerActive": "true",
             "brokerVersion": str(PROTOCOL_VERSION),
             "brokerVersionDesc": VERSION_NAME,
+            "implementation": "skylark",  # not Apache's: tells clients that repeated ends of transactions count once
             "startAcceptSendRequestTimeStamp": "0",
             **_traffic(self._stats, now_ms),
             **_store_info(self._store, self._config),

@@ -166,7 +166,7 @@ class Routes:
             return await self._fetch(topic)
         except RouteNotFound:
             model = await self._default(default_topic, topic)
-        route = self._defaults[topic] = _as_default(topic, model, default_queues)
+        route = self._defaults[topic] = as_default(topic, model, default_queues)
         _keep_bounded(self._defaults)
         self._learn_brokers()
         return route
@@ -246,7 +246,8 @@ class Routes:
         self.brokers = brokers
 
 
-def _as_default(topic: str, model: TopicRoute, queues: int) -> TopicRoute:
+def as_default(topic: str, model: TopicRoute, queues: int) -> TopicRoute:
+    """The route of a topic that would be made after `model`."""
     return TopicRoute(
         topic=topic,
         write_queues=[

@@ -54,6 +54,11 @@ _RESERVED: Final = frozenset(
 )
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a property of this name is set by the system, or by an argument of its own."""
+    return name in _RESERVED or name in _OWN_ARGUMENT
+
+
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> None:
     """Raises InvalidMessage for a name that no topic can have."""

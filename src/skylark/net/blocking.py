@@ -7,6 +7,7 @@ connection's time limit, and every error names the address.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -41,12 +42,21 @@ class BlockingConnection:
 
     def post(self, request: Frame) -> int:
         """Sends without waiting; the number is for `take`."""
-        request.opaque = next(self._numbers)
+        return self.post_all((request,))[0]
+
+    def post_all(self, requests: Iterable[Frame]) -> list[int]:
+        """The same for several at once."""
+        numbers = []
+        data = bytearray()
+        for request in requests:
+            request.opaque = next(self._numbers)
+            numbers.append(request.opaque)
+            data += encode_frame(request)
         try:
-            self._socket.sendall(encode_frame(request))
+            self._socket.sendall(data)
         except OSError as e:
             raise self._broken(e) from e
-        return request.opaque
+        return numbers
 
     def take(self, number: int) -> Frame:
         """The reply to the request that was posted under this number."""

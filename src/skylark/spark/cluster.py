@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RouteNotFound
-from skylark.client.routes import TopicRoute, build_route
+from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute, as_default, build_route
 from skylark.net.blocking import BlockingConnection
 from skylark.spark.queues import Queue
 from skylark.wire.bodies import TAG, TopicList, decode_body
@@ -29,7 +29,7 @@ from skylark.wire.headers import (
     UpdateConsumerOffset,
     encode_header,
 )
-from skylark.wire.routes import MASTER_ID, TopicRouteData
+from skylark.wire.routes import MASTER_ID, ClusterInfo, TopicRouteData
 
 _PAUSE_S: Final = 0.2
 _PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides
@@ -96,6 +96,30 @@ class Cluster:
             self._routes[topic] = build_route(topic, decode_body(TopicRouteData, reply.body))
         return self._routes[topic]
 
+    def route_for_send(self, topic: str) -> TopicRoute:
+        """The same for a producer: a topic that does not exist yet gets the route on which brokers would make it."""
+        try:
+            return self.route(topic)
+        except RouteNotFound as e:
+            try:
+                model = self.route(DEFAULT_TOPIC)
+            except RouteNotFound:
+                raise e from None
+            route = self._routes[topic] = as_default(topic, model, DEFAULT_TOPIC_QUEUES)
+            return route
+
+    def forget(self, topic: str) -> None:
+        """Its route is asked for anew when it is needed again."""
+        self._routes.pop(topic, None)
+
+    def brokers(self) -> dict[str, str]:
+        """Every broker's name, and the address of its master."""
+        reply = self._ask_name_server(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
+        table = decode_body(ClusterInfo, reply.body).broker_addr_table
+        return {
+            name: data.broker_addrs[MASTER_ID] for name, data in sorted(table.items()) if MASTER_ID in data.broker_addrs
+        }
+
     def queues(self, topic: str) -> list[Queue]:
         """The queues that can be read now."""
         route = self.route(topic, refresh=True)
@@ -148,6 +172,19 @@ class Cluster:
             _expect_success(reply, queue.broker)
 
     # Messages.
+
+    def ask(self, broker: str, topic: str, request: Frame) -> Frame:
+        """A broker's answer to one request, which may be repeated. Raises BrokerError for any but a good one."""
+        return _expect_success(self.retrying(lambda: self.connect(broker, topic).request(request)), broker)
+
+    def ask_address(self, address: str, request: Frame) -> Frame:
+        return _expect_success(self.retrying(lambda: self._connection(address).request(request)), address)
+
+    def drop(self, connection: BlockingConnection) -> None:
+        """A connection that is broken, so that the next one is a new one."""
+        connection.close()
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
 
     def connect(self, broker: str, topic: str) -> BlockingConnection:
         """A connection to the master of that name, or to a slave if there is no master now."""

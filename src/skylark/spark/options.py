@@ -1,4 +1,4 @@
-"""The options of the source, as types. A wrong one is an error that names it and says what would be right."""
+"""The options of source and sink, as types. A wrong one is an error that names it and says what would be right."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
 
+from skylark.client.errors import InvalidMessage
+from skylark.client.validation import check_group, check_send_topic
 from skylark.spark.queues import Offsets, flat
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -78,6 +80,29 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     offset_commit: Annotated[bool, Meta(description="commit progress to the group, so that its lag shows")] = True
 
 
+class Writing(Connecting, rename="camel", kw_only=True, frozen=True):
+    """The options of a write."""
+
+    topic: Annotated[str | None, Meta(description="where all rows go; without it, each names its topic")] = None
+    group: Annotated[str, Meta(description="the producer group")] = "spark"
+    delivery_guarantee: Annotated[
+        Literal["at-least-once", "exactly-once"], Meta(description="`at-least-once`, or `exactly-once` (Skylark only)")
+    ] = "at-least-once"
+    write_id: Annotated[str | None, Meta(description="the name of a batch write, by which its rerun is recognised")] = (
+        None
+    )
+    ledger_topic: Annotated[
+        str, Meta(description="where exactly-once writes note what is decided; it has one queue")
+    ] = "skylark_spark_ledger"
+    max_in_flight: Annotated[
+        int, Meta(ge=1, le=4096, description="requests of a task that may wait for their answer")
+    ] = 64
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.delivery_guarantee == "exactly-once"
+
+
 def parse(kind: type[_Struct], options: Mapping[str, str]) -> _Struct:
     """The options as `kind`. Names may be in any case, as Spark's are. Raises BadOption."""
     names = {name.lower(): name for name in option_names(kind)}
@@ -117,6 +142,25 @@ def read_options(options: Mapping[str, str]) -> Reading:
             raise BadOption(f"option subscribePattern={found.subscribe_pattern!r}: {e}") from None
     duration_ms(found.timeout, "timeout")
     duration_ms(found.max_trigger_delay, "maxTriggerDelay")
+    return found
+
+
+def write_options(options: Mapping[str, str]) -> Writing:
+    """Raises BadOption also for names that no topic or group can have."""
+    found = parse(Writing, options)
+    if not found.name_server:
+        raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
+    duration_ms(found.timeout, "timeout")
+    for name, value, check in (
+        ("topic", found.topic, check_send_topic),
+        ("ledgerTopic", found.ledger_topic, check_send_topic),
+        ("group", found.group, check_group),
+    ):
+        try:
+            if value is not None:
+                check(value)
+        except InvalidMessage as e:
+            raise BadOption(f"option {name}={value!r}: {e}") from None
     return found
 
 

@@ -14,7 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -25,9 +32,10 @@ from pyspark.sql.types import StructType
 
 from skylark.spark import columns, planning, positions
 from skylark.spark.cluster import Cluster
-from skylark.spark.options import Reading, duration_ms, read_options
+from skylark.spark.options import Reading, duration_ms, read_options, write_options
 from skylark.spark.queues import Offsets, Range, from_spark, to_spark
 from skylark.spark.reading import read_ranges
+from skylark.spark.sink import BatchWriter, StreamWriter
 
 
 class Task(InputPartition):
@@ -53,6 +61,12 @@ class RocketMQ(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(read_options(self.options), schema.fieldNames())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return StreamWriter(write_options(self.options), schema)
 
 
 class BatchReader(DataSourceReader):
