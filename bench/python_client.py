@@ -253,8 +253,8 @@ WORK = {
 
 def measure(
     namesrv: str, run: Callable[[str, str, int], float], counts: dict[str, int], rounds: int
-) -> dict[str, float]:
-    """Median messages a second of each kind of work; consuming takes what sending left."""
+) -> dict[str, list[float]]:
+    """Messages a second of each kind of work, round by round; consuming takes what sending left."""
     rates: dict[str, list[float]] = {work: [] for work in WORK}
     for _ in range(rounds):
         topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -262,7 +262,7 @@ def measure(
         for work in WORK:
             count = counts["send"] + counts["send_one"] if work == "consume" else counts[work]
             rates[work].append(run(work, topic, count))
-    return {work: statistics.median(values) for work, values in rates.items()}
+    return rates
 
 
 def throughput(args: argparse.Namespace) -> None:
@@ -283,7 +283,7 @@ def throughput(args: argparse.Namespace) -> None:
             )
         finally:
             server.kill()
-        theirs: dict[str, float] = {}
+        theirs: dict[str, list[float]] = {}
     else:
         with apache_with_proxy(directory) as (namesrv, endpoint):
             few = {work: max(100, count // 5) for work, count in counts.items()}  # it would take too long otherwise
@@ -291,10 +291,16 @@ def throughput(args: argparse.Namespace) -> None:
             mine = measure(namesrv, lambda w, t, n: ours(w, namesrv, t, n, args), counts, args.rounds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    if args.json is not None:
+        named = [{name: rates[work] for work, name in WORK.items()} if rates else {} for rates in (theirs, mine)]
+        args.json.write_text(json.dumps({"official": named[0], "ours": named[1]}))
     for work, name in WORK.items():
-        other = theirs.get(work)
-        ratio = f"{mine[work] / other:.1f}" if other else "-"
-        table.add_row(name, f"{other:,.0f}" if other else "-", f"{mine[work]:,.0f}", ratio)
+        our_rate = statistics.median(mine[work])
+        if work in theirs:
+            rate = statistics.median(theirs[work])
+            table.add_row(name, f"{rate:,.0f}", f"{our_rate:,.0f}", f"{our_rate / rate:.1f}")
+        else:
+            table.add_row(name, "-", f"{our_rate:,.0f}", "-")
     console.print(table)
 
 
@@ -356,6 +362,7 @@ def main() -> None:
             command.add_argument("--messages", type=int, default=50_000)
             command.add_argument("--in-flight", type=int, default=256)
             command.add_argument("--rounds", type=int, default=3)
+            command.add_argument("--json", type=Path, help="write every round's figures there")
         else:
             command.add_argument("--minutes", type=float, default=10.0)
             command.add_argument("--messages", type=int, default=10_000_000, help="stop after so many")

@@ -1,4 +1,4 @@
-"""Fetch and build what the interop tests need: Apache's jars, the Java drivers, the Go driver.
+"""Fetch and build what the interop tests and the benchmarks need: Apache's jars, the Java drivers, the Go programs.
 
     python tools/interop_setup.py            # everything
     python tools/interop_setup.py java       # only the jars and the Java drivers
@@ -9,6 +9,7 @@ Everything lands under `.cache/interop/`:
     5.5.0/ 4.9.8/            the jars, exactly those of tests/interop/java/jars-<version>.sha256
     driver-5.5.0/ -4.9.8/    the compiled Java driver
     driver-go                the compiled Go driver
+    load                     the compiled load generator of the benchmarks
 
 Running it again costs a second: jars are checked against the lock, drivers are rebuilt only when a source changed. A
 jar that is missing, extra or different from the lock is an error and nothing is kept. Compilers that are missing are
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "interop"
 JAVA = ROOT / "tests" / "interop" / "java"
 GO = ROOT / "tests" / "interop" / "go"
+LOAD = ROOT / "bench" / "load"
 JAVA_VERSIONS = ("5.5.0", "4.9.8")
 LATEST_VERSION = "5.5.0"
 MAVEN_ATTEMPTS = 3
@@ -204,21 +206,28 @@ def ensure_java(*, relock: bool = False) -> None:
         ensure_java_driver(version)
 
 
-def ensure_go(*, relock: bool = False) -> None:
-    del relock  # go.sum is Go's own lock
-    if not (GO / "go.mod").exists():
-        return
+def build_go(module: Path, name: str) -> None:
     ensure_programs(["go"])
-    target = CACHE / "driver-go"
-    sources = [path for path in GO.rglob("*") if path.suffix in {".go", ".mod", ".sum"}]
+    target = CACHE / name
+    sources = [path for path in module.rglob("*") if path.suffix in {".go", ".mod", ".sum"}]
     build_once(
         target,
         sources,
-        lambda: run([program("go"), "build", "-o", str(target), "."], cwd=GO, what="building the Go driver"),
+        lambda: run([program("go"), "build", "-o", str(target), "."], cwd=module, what=f"building {name}"),
     )
 
 
-PARTS: dict[str, Callable[..., None]] = {"java": ensure_java, "go": ensure_go}
+def ensure_go(*, relock: bool = False) -> None:
+    del relock  # go.sum is Go's own lock
+    build_go(GO, "driver-go")
+
+
+def ensure_load(*, relock: bool = False) -> None:
+    del relock  # it depends on nothing
+    build_go(LOAD, "load")
+
+
+PARTS: dict[str, Callable[..., None]] = {"java": ensure_java, "go": ensure_go, "load": ensure_load}
 
 
 def main(arguments: list[str]) -> int:

@@ -189,6 +189,11 @@ class Server(ABC):
     def broker_pid(self) -> int:
         """The process that owns the store."""
 
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """All its processes."""
+
 
 class SkylarkServer(Server):
     def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
@@ -223,6 +228,10 @@ class SkylarkServer(Server):
     def broker_pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.broker_pid]
 
 
 class ApacheServer(Server):
@@ -300,6 +309,11 @@ class ApacheServer(Server):
     def broker_pid(self) -> int:
         assert self._broker is not None
         return self._broker.pid
+
+    @property
+    def pids(self) -> list[int]:
+        assert self._namesrv is not None
+        return [self._namesrv.pid, self.broker_pid]
 
 
 SERVERS: dict[str, type[Server]] = {"skylark": SkylarkServer, "apache": ApacheServer}

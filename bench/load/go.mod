@@ -1,0 +1,3 @@
+module skylark/load
+
+go 1.19

@@ -1,0 +1,150 @@
+"""Rounds by turns. What is finished is kept in a file, and a run that is started again goes on behind it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from bench.suite.contenders import CONTENDERS, make_server
+from bench.suite.figures import Sample
+from bench.suite.measures import Measure
+from bench.suite.workloads import Growth, Settings, Workload
+from servers import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+Say = Callable[[str], None]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    rounds: int
+    seconds: float
+    warm_seconds: float
+
+
+FULL = Plan(rounds=5, seconds=4.0, warm_seconds=8.0)
+QUICK = Plan(rounds=3, seconds=1.5, warm_seconds=3.0)
+
+
+class Measured(msgspec.Struct):
+    """Contender -> its samples, one of each round."""
+
+    samples: dict[str, list[Sample]]
+    when: str = ""
+    commit: str = ""
+
+
+class Grown(msgspec.Struct):
+    """Contender -> the samples at each point of the axis."""
+
+    points: list[float]
+    samples: dict[str, list[list[Sample]]]
+    when: str = ""
+    commit: str = ""
+
+
+class Results(msgspec.Struct):
+    machine: str = ""
+    workloads: dict[str, Measured] = {}
+    growths: dict[str, Grown] = {}
+    clients: dict[str, Measured] = {}
+    """Here the contenders are clients: the official one and ours."""
+
+
+def read_results(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else Results(machine=machine())
+
+
+def write_results(path: Path, results: Results) -> None:
+    """All or nothing: a run that is ended while it writes must not lose hours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+    fresh.replace(path)
+
+
+def machine() -> str:
+    words = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    model = words[0] if words else platform.machine()
+    systems = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores ({model}), {memory_gb:.0f} GB, {systems}"
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+@contextmanager
+def running(settings: Settings, directory: Path | None) -> Iterator[dict[str, Server]]:
+    """Both servers on empty stores; they and everything they wrote are gone afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="skylark-bench-", dir=directory))
+    servers: dict[str, Server] = {}
+    try:
+        for name in CONTENDERS:
+            servers[name] = make_server(name, home / name, dict(settings))
+            servers[name].start()
+        yield servers
+    finally:
+        for server in servers.values():
+            server.kill()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def in_turn(number: int) -> list[str]:
+    """The order changes from round to round, so that a drift of the machine hurts both."""
+    return list(CONTENDERS if number % 2 == 0 else reversed(CONTENDERS))
+
+
+def take_rounds(
+    measure: Measure, servers: dict[str, Server], plan: Plan, warm_s: float, say: Say
+) -> dict[str, list[Sample]]:
+    for name, server in servers.items():
+        say(f"{name}: preparing")
+        measure.prepare(server)
+        say(f"{name}: warming up")
+        measure.sample(server, warm_s)
+    samples: dict[str, list[Sample]] = {name: [] for name in servers}
+    for number in range(plan.rounds):
+        for name in in_turn(number):
+            os.sync()  # what one has written is not to be paid for by the other
+            say(f"round {number + 1} of {plan.rounds}: {name}")
+            samples[name].append(measure.sample(servers[name], plan.seconds))
+    return samples
+
+
+def run_workload(workload: Workload, plan: Plan, directory: Path | None, say: Say) -> Measured:
+    with running(workload.settings, directory) as servers:
+        warm_s = plan.seconds if workload.slow_start else plan.warm_seconds
+        samples = take_rounds(workload.measure, servers, plan, warm_s, say)
+    return Measured(samples, time.strftime("%Y-%m-%d %H:%M"), commit())
+
+
+def run_growth(growth: Growth, plan: Plan, directory: Path | None, say: Say) -> Grown:
+    grown = Grown([], {name: [] for name in CONTENDERS}, time.strftime("%Y-%m-%d %H:%M"), commit())
+    with running(growth.settings, directory) as servers:
+        for number, (point, measure) in enumerate(growth.points):
+            warm_s = plan.seconds if number else plan.warm_seconds
+
+            def say_where(text: str, where: str = f"{point:g} {growth.axis}: ") -> None:
+                say(where + text)
+
+            samples = take_rounds(measure, servers, plan, warm_s, say_where)
+            grown.points.append(point)
+            for name in CONTENDERS:
+                grown.samples[name].append(samples[name])
+    return grown
