@@ -58,8 +58,8 @@ format: $(SETUP) ## put the code into the common format
 unit: $(SETUP) ## the fast tests, without Apache's clients
 	$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
 
-bench: interop ## side by side with Apache RocketMQ
-	$(BIN)/python bench/apache_benchmark.py $(ARGS)
+bench: interop ## side by side with Apache RocketMQ; ARGS=--quick takes five minutes
+	$(BIN)/python -m bench.suite $(ARGS)
 
 lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
 	$(PYTHON) -m venv .cache/lock

@@ -193,11 +193,14 @@ func (r reply) number(name string, find func(text, part []byte) int) int64 {
 // field gives a field of the reply, or "".
 func (r reply) field(name string) string {
 	if !r.binary {
-		var header struct{ ExtFields map[string]string }
-		if json.Unmarshal(r.header, &header) != nil {
+		// What is asked for are numbers and ids, in which nothing is escaped.
+		mark := `"` + name + `":"`
+		at := bytes.Index(r.header, []byte(mark))
+		if at < 0 {
 			return ""
 		}
-		return header.ExtFields[name]
+		value := r.header[at+len(mark):]
+		return string(value[:bytes.IndexByte(value, '"')])
 	}
 	at := 17 + int(binary.BigEndian.Uint32(r.header[13:])) + 4
 	for at+2 <= len(r.header) {

@@ -13,9 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
 
 from bench.suite import charts, clients, report
 from bench.suite.java import ClientFailed
@@ -32,8 +36,6 @@ from bench.suite.running import (
     write_results,
 )
 from bench.suite.workloads import GROWTHS, WORKLOADS
-from rich.console import Console
-from rich.table import Table
 
 CACHE = ROOT / ".cache" / "bench"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
@@ -165,6 +167,7 @@ def main() -> int:
     if options.document:
         write_document(read_results(path))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended and their stores removed
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand connections, at both ends
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; results in {path}")

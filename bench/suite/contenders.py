@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 from servers import ApacheServer, Server, SkylarkServer, request
+
+from skylark.net.blocking import BlockingConnection
+from skylark.wire.bodies import TopicConfigs, encode_body
+from skylark.wire.codes import RequestCode
+from skylark.wire.frame import Frame
+from skylark.wire.tables import TopicConfig
 
 APACHE, SKYLARK = "apache", "skylark"
 CONTENDERS = (APACHE, SKYLARK)
@@ -19,8 +26,6 @@ APACHE_OPTIONS = (
     *("-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30"),
     *("-XX:SoftRefLRUPolicyMSPerMB=0", "-XX:-OmitStackTraceInFastThrow", "-XX:-UseLargePages"),
 )
-UPDATE_AND_CREATE_TOPIC, GET_MAX_OFFSET = 17, 30
-READ_AND_WRITE = 6
 SETTLE_S = 60.0
 _MB = 1 << 20
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -59,24 +64,18 @@ def cpu_seconds(pids: list[int]) -> float:
     return ticks / _TICKS_A_SECOND
 
 
-def create_topic(server: Server, topic: str, queues: int) -> None:
-    fields = {
-        "topic": topic,
-        "defaultTopic": "TBW102",
-        "readQueueNums": str(queues),
-        "writeQueueNums": str(queues),
-        "perm": str(READ_AND_WRITE),
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": "0",
-        "order": "false",
-    }
-    answer, _ = request(server.broker_addr, UPDATE_AND_CREATE_TOPIC, fields)
-    if answer["code"] != 0:
-        raise RuntimeError(f"{topic} can't be created: {answer.get('remark')}")
+def create_topics(server: Server, topics: Iterable[str], queues: int) -> None:
+    """All at once: a server writes down its topics after each request that changes them."""
+    wanted = [TopicConfig(topic, queues, queues) for topic in topics]
+    body = encode_body(TopicConfigs(topic_config_list=wanted))
+    with BlockingConnection(server.broker_addr, SETTLE_S) as connection:
+        answer = connection.request(Frame(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body))
+    if answer.code != 0:
+        raise RuntimeError(f"{wanted[0].topic_name} can't be created: {answer.remark}")
 
 
 def max_offset(server: Server, topic: str, queue: int) -> int:
-    answer, _ = request(server.broker_addr, GET_MAX_OFFSET, {"topic": topic, "queueId": str(queue)})
+    answer, _ = request(server.broker_addr, RequestCode.GET_MAX_OFFSET, {"topic": topic, "queueId": str(queue)})
     return int(answer["extFields"]["offset"])
 
 

@@ -27,8 +27,10 @@ METRICS: dict[str, Metric] = {
     "p999_ms": Metric("p99.9, ms", 2),
     "seconds": Metric("seconds", 2),
     "cpu_percent": Metric("server CPU, % of a core", 2),
+    "generator_cpu": Metric("load generator CPU s per 100,000", 2),
+    "refused_percent": Metric("refused, %", 2),
 }
-DETAILS = ("rate", "cpu", "own_mb", "mapped_mb", "p50_ms", "p99_ms", "p999_ms")
+DETAILS = ("rate", "cpu", "own_mb", "mapped_mb", "p50_ms", "p99_ms", "p999_ms", "refused_percent", "generator_cpu")
 
 
 class Aim(msgspec.Struct, frozen=True):

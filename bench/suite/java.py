@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import msgspec
-from bench.suite.contenders import cpu_seconds
 from servers import APACHE_VERSION, CACHE, JAVA_OPENS, Server, clean_environment
+
+from bench.suite.contenders import cpu_seconds
 
 CLIENT_OPTIONS = ("-Xms512m", "-Xmx512m", "-XX:+UseG1GC")
 REPORT_DEADLINE_S = 60

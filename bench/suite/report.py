@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
 from bench.suite.contenders import APACHE, SKYLARK
 from bench.suite.figures import DETAILS, METRICS, Aim, ratio, summary
 from bench.suite.running import Grown, Measured, Results

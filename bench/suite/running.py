@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from servers import Server
+
 from bench.suite.contenders import CONTENDERS, make_server
 from bench.suite.figures import Sample
 from bench.suite.measures import Measure
 from bench.suite.workloads import Growth, Settings, Workload
-from servers import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 Say = Callable[[str], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from bench.suite.figures import Aim, at_least, at_most
 from bench.suite.measures import ColdPull, Idle, Java, Measure, Pull, Push, Send, Start
 
