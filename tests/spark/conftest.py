@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from servers import ROOT, SERVERS, Server
+from servers import ROOT, SERVERS, Server, request
 
 from skylark import spark as rocketmq
+from skylark.client.sync import Producer
+from skylark.spark.cluster import Cluster
+from skylark.spark.queues import Queue
+from skylark.wire.codes import RequestCode
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +53,66 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     server.start()
     yield server
     server.kill()
+
+
+class Topics:
+    """Makes, fills and deletes topics of a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def create(self, topic: str, queues: int = 1) -> str:
+        """Also changes the number of queues of one that is there; returns when the name server knows."""
+        header = {
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": str(queues),
+            "writeQueueNums": str(queues),
+            "perm": "6",
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0",
+            "order": "false",
+        }
+        assert request(self._server.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)[0]["code"] == 0
+        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+            while len(cluster.queues(topic, must_exist=True)) != queues:
+                time.sleep(0.05)
+        return topic
+
+    def delete(self, topic: str) -> None:
+        for address, code in (
+            (self._server.broker_addr, RequestCode.DELETE_TOPIC_IN_BROKER),
+            (self._server.namesrv_addr, RequestCode.DELETE_TOPIC_IN_NAMESRV),
+        ):
+            assert request(address, code, {"topic": topic})[0]["code"] == 0
+
+    def send(self, topic: str, *bodies: bytes | str, queue_id: int | None = None, **options: Any) -> None:
+        """Returns when the messages can be read."""
+        select = None if queue_id is None else (lambda queues, arg: queues[queue_id])
+        with Producer(self._server.namesrv_addr, group="spark-tests") as producer:
+            receipts = [
+                producer.send(topic, body.encode() if isinstance(body, str) else body, select=select, **options)
+                for body in bodies
+            ]
+        # Apache's queues follow its log.
+        ends = {
+            Queue(topic, receipt.queue.broker_name, receipt.queue.queue_id): receipt.queue_offset
+            for receipt in receipts
+        }
+        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+            while any(offset <= ends[queue] for queue, offset in cluster.max_offsets(ends).items()):
+                time.sleep(0.02)
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """queue id -> where the group stands."""
+        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+            found = cluster.committed_offsets(group, cluster.queues(topic))
+        return {queue.queue_id: offset for queue, offset in found.items()}
+
+
+@pytest.fixture
+def topics(server: Server) -> Topics:
+    return Topics(server)
 
 
 @pytest.fixture

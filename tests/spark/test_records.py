@@ -16,9 +16,12 @@ from skylark.spark.columns import NAMES, record_batch
 from skylark.spark.records import Records, _entries, _odd_entries
 from skylark.wire.message import (
     SYS_COMPRESSED,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
     BadRecord,
     Message,
     decode_records,
+    encode_batch,
     encode_host,
     encode_record,
     message_id,
@@ -120,6 +123,16 @@ def test_the_quick_way_through_properties_gives_what_the_thorough_one_does(texts
     text = pa.array(texts)
     quick = _entries(text)
     assert quick is None or [part.to_pylist() for part in quick] == [part.to_pylist() for part in _odd_entries(text)]
+
+
+def test_a_batch_that_was_stored_as_one_record_becomes_its_messages() -> None:
+    inner = [Message("t", 0, body, {"TAGS": body.decode()}) for body in (b"a", b"b")]
+    batch = zlib.compress(encode_batch([(message.flag, message.body, message.properties) for message in inner]))
+    wrapped = Message("t", 0, batch, {}, sys_flag=SYS_INNER_BATCH | SYS_NEED_UNWRAP | SYS_COMPRESSED)
+    rows = Records(_record(wrapped) + _record(Message("t", 0, b"c", {}))).unwrapped()
+    assert rows.bodies().to_pylist() == [b"a", b"b", b"c"]
+    assert rows.property_values("TAGS").to_pylist() == ["a", "b", None]
+    assert rows.queue_offsets().to_pylist() == [5, 6, 5]
 
 
 def _record(message: Message) -> bytes:

@@ -59,6 +59,11 @@ def is_reserved(name: str) -> bool:
     return name in _RESERVED or name in _OWN_ARGUMENT
 
 
+def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those that a user gave, without what the system put there: what may be sent again."""
+    return {name: value for name, value in properties.items() if not is_reserved(name)}
+
+
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> None:
     """Raises InvalidMessage for a name that no topic can have."""

@@ -36,6 +36,11 @@ class BlockingConnection:
             raise ConnectionError(f"no connection to {address}: {e}") from e
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def limit(self, timeout_s: float) -> None:
+        """How long each wait may last from now on."""
+        self._timeout_s = timeout_s
+        self._socket.settimeout(timeout_s)
+
     def request(self, request: Frame) -> Frame:
         """Asks and waits for the reply, whatever its code is."""
         return self.take(self.post(request))

@@ -1,7 +1,7 @@
 """A RocketMQ cluster as Spark's driver and workers see it: routes, offsets and pulls, over plain sockets.
 
-Nothing here waits longer than the timeout that the user gave. A broker or name server that does not answer is tried
-again until then; what is left is an error that names its address.
+Nothing here waits longer than the timeout that the user gave. A broker or name server that does not answer, or says
+that it is busy, is tried again until then; what is left is an error that names its address.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RouteNotFound
+from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute, as_default, build_route
 from skylark.net.blocking import BlockingConnection
 from skylark.spark.queues import Queue
@@ -35,9 +35,16 @@ _PAUSE_S: Final = 0.2
 _PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides
 _SUBSCRIPTION_IN_REQUEST: Final = 4
 _UNKNOWN: Final = -1
+_SHORTEST_WAIT_S: Final = 0.05
+_BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "%RETRY%", "%DLQ%")
 
 _T = TypeVar("_T")
+
+
+def addresses(name_servers: str) -> list[str]:
+    """The addresses in a list that is separated by semicolons, commas or blanks."""
+    return [address for address in re.split(r"[;,\s]+", name_servers) if address]
 
 
 class Filter:
@@ -46,6 +53,7 @@ class Filter:
     def __init__(self, tags: str | None = None, sql: str | None = None) -> None:
         self.kind = "SQL92" if sql else TAG
         self.expression = sql or tags or "*"
+        self.option = "sqlFilter" if sql else "tags" if tags else None
 
     @property
     def passes_all(self) -> bool:
@@ -56,8 +64,9 @@ class Cluster:
     """Open connections to the servers of one cluster; used by one thread and closed by whoever made it."""
 
     def __init__(self, name_servers: str, timeout_s: float) -> None:
-        self._name_servers = [address for address in re.split(r"[;,\s]+", name_servers) if address]
-        self._timeout_s = timeout_s  # for everything; one try gets half of it
+        self._name_servers = addresses(name_servers)
+        self._timeout_s = timeout_s  # for everything that is retried; one wait gets half of it
+        self._deadline_s: float | None = None  # while something is retried
         self._connections: dict[str, BlockingConnection] = {}
         self._routes: dict[str, TopicRoute] = {}
 
@@ -120,9 +129,11 @@ class Cluster:
             name: data.broker_addrs[MASTER_ID] for name, data in sorted(table.items()) if MASTER_ID in data.broker_addrs
         }
 
-    def queues(self, topic: str) -> list[Queue]:
-        """The queues that can be read now."""
-        route = self.route(topic, refresh=True)
+    def queues(self, topic: str, *, must_exist: bool = False) -> list[Queue]:
+        """The queues that can be read now. A topic that `must_exist` is waited for: its broker may be restarting."""
+        route = self.retrying(lambda: self._existing(topic)) if must_exist else self.route(topic, refresh=True)
+        if route.leaders:
+            raise RocketMQError(f"topic {topic!r} is a static topic: its logical queues can't be read here")
         return [Queue(topic, queue.broker_name, queue.queue_id) for queue in route.read_queues]
 
     # Offsets. Each call asks for all queues at once: the requests to a broker follow each other without a wait.
@@ -160,6 +171,8 @@ class Cluster:
         return {queue: offset for queue, offset in found.items() if offset != _UNKNOWN}
 
     def commit_offsets(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Moves the group forward to these offsets, never back."""
+        known = self.committed_offsets(group, offsets)
         asked = self._ask_brokers(
             (
                 queue,
@@ -167,6 +180,7 @@ class Cluster:
                 UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset),
             )
             for queue, offset in offsets.items()
+            if offset > known.get(queue, _UNKNOWN)
         )
         for queue, reply in asked:
             _expect_success(reply, queue.broker)
@@ -188,24 +202,45 @@ class Cluster:
 
     def connect(self, broker: str, topic: str) -> BlockingConnection:
         """A connection to the master of that name, or to a slave if there is no master now."""
-        addresses = self.route(topic).brokers.get(broker)
+        addresses = self._existing(topic, refresh=False).brokers.get(broker)
         if not addresses:
-            raise NotReachable(f"broker {broker} of topic {topic} is not registered with any name server")
+            raise NotReachable(
+                f"broker {broker} of topic {topic!r} is not registered with name server {', '.join(self._name_servers)}"
+            )
         return self._connection(addresses.get(MASTER_ID) or next(iter(addresses.values())))
 
+    def has_master(self, queue: Queue) -> bool:
+        """Whether its broker's master is there: a slave may not have everything yet."""
+        return MASTER_ID in self.route(queue.topic).brokers.get(queue.broker, ())
+
     def retrying(self, work: Callable[[], _T]) -> _T:
-        """The result of `work`, tried again until the timeout when a server can't be reached."""
-        deadline_s = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return work()
-            except OSError as e:
-                self.close()
-                self._routes.clear()
-                if time.monotonic() + _PAUSE_S >= deadline_s:
-                    kind = RequestTimeout if isinstance(e, TimeoutError) else NotReachable
-                    raise kind(str(e)) from e
-                time.sleep(_PAUSE_S)
+        """The result of `work`, tried again until the timeout when a server can't be reached.
+
+        A retry inside another one has no time of its own.
+        """
+        if self._deadline_s is not None:
+            return work()
+        self._deadline_s = time.monotonic() + self._timeout_s
+        try:
+            while True:
+                try:
+                    return work()
+                except OSError as e:
+                    self.close()
+                    self._routes.clear()
+                    if time.monotonic() + _PAUSE_S >= self._deadline_s:
+                        kind = RequestTimeout if isinstance(e, TimeoutError) else NotReachable
+                        raise kind(f"{e} (tried for {self._timeout_s:g} s)") from None
+                    time.sleep(_PAUSE_S)
+        finally:
+            self._deadline_s = None
+
+    def _existing(self, topic: str, *, refresh: bool = True) -> TopicRoute:
+        """The route of a topic that was there before: one that is missing is not reachable, and not a mistake."""
+        try:
+            return self.route(topic, refresh=refresh)
+        except RouteNotFound as e:
+            raise NotReachable(str(e)) from None
 
     def _offsets(
         self, code: int, queues: Iterable[Queue], header: Callable[[Queue], GetMinOffset | GetMaxOffset | SearchOffset]
@@ -226,7 +261,7 @@ class Cluster:
         for queue, request in requests:
             connection = self.connect(queue.broker, queue.topic)
             posted.append((queue, connection, connection.post(request)))
-        return [(queue, connection.take(number)) for queue, connection, number in posted]
+        return [(queue, unless_busy(connection.take(number), connection)) for queue, connection, number in posted]
 
     def _ask_name_server(self, request: Frame) -> Frame:
         return self.retrying(lambda: self._first_answer(request))
@@ -244,18 +279,24 @@ class Cluster:
 
     def _connection(self, address: str) -> BlockingConnection:
         connection = self._connections.get(address)
+        wait_s = self._timeout_s / 2
+        if self._deadline_s is not None:
+            wait_s = max(_SHORTEST_WAIT_S, min(wait_s, self._deadline_s - time.monotonic()))
         if connection is None:
-            connection = self._connections[address] = BlockingConnection(address, self._timeout_s / 2)
+            connection = self._connections[address] = BlockingConnection(address, wait_s)
+        else:
+            connection.limit(wait_s)
         return connection
 
 
-def pull_request(group: str, queue: Queue, offset: int, count: int, filter: Filter) -> Frame:
+def pull_fields(group: str, queue: Queue, filter: Filter) -> dict[str, str]:
+    """What all pulls of a queue have in common."""
     header = PullMessage(
         consumer_group=group,
         topic=queue.topic,
         queue_id=queue.queue_id,
-        queue_offset=offset,
-        max_msg_nums=count,
+        queue_offset=0,
+        max_msg_nums=1,
         sys_flag=_SUBSCRIPTION_IN_REQUEST,
         commit_offset=0,
         suspend_timeout_millis=0,
@@ -263,7 +304,19 @@ def pull_request(group: str, queue: Queue, offset: int, count: int, filter: Filt
         subscription=filter.expression,
         expression_type=filter.kind,
     )
-    return Frame(RequestCode.PULL_MESSAGE, encode_header(header), encoding=Encoding.JSON)
+    return encode_header(header)
+
+
+def pull_request(fields: dict[str, str], offset: int, count: int) -> Frame:
+    fields = {**fields, "queueOffset": str(offset), "maxMsgNums": str(count)}
+    return Frame(RequestCode.PULL_MESSAGE, fields, encoding=Encoding.JSON)
+
+
+def unless_busy(reply: Frame, connection: BlockingConnection) -> Frame:
+    """The reply, if it is one. A server that is starting, stopping or full is as good as one that can't be reached."""
+    if reply.code in _BUSY:
+        raise NotReachable(f"{connection.address} is busy: {reply.remark or 'no remark'}")
+    return reply
 
 
 def _expect_success(reply: Frame, broker: str) -> Frame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -10,10 +10,21 @@ import pyarrow as pa
 from skylark.spark.records import Records
 from skylark.wire.message import PROPERTY_KEYS, PROPERTY_TAGS
 
-SCHEMA: Final = (
-    "topic string, broker string, queueId int, offset bigint, body binary, tags string, keys string, "
-    "properties map<string,string>, bornTimestamp timestamp, storeTimestamp timestamp, reconsumeTimes int, msgId string"
-)
+SPARK_TYPES: Final = {
+    "topic": "string",
+    "broker": "string",
+    "queueId": "int",
+    "offset": "bigint",
+    "body": "binary",
+    "tags": "string",
+    "keys": "string",
+    "properties": "map<string,string>",
+    "bornTimestamp": "timestamp",
+    "storeTimestamp": "timestamp",
+    "reconsumeTimes": "int",
+    "msgId": "string",
+}
+SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 """What Spark is told, in its own notation."""
 
 _TEXT: Final = pa.string()
@@ -47,6 +58,16 @@ _MAKERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "reconsumeTimes": Records.reconsume_times,
     "msgId": Records.message_ids,
 }
+
+
+def check(wanted: Mapping[str, str]) -> None:
+    """Raises ValueError for a column (name -> Spark type) that can't be given."""
+    for name, kind in wanted.items():
+        given = SPARK_TYPES.get(name)
+        if given is None:
+            raise ValueError(f"the source has no column {name}; there are {', '.join(SPARK_TYPES)}")
+        if kind != given:
+            raise ValueError(f"column {name} has the type {kind}; the source gives {given}")
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from skylark.client.errors import BrokerError, MessageNotFound, RouteNotFound
-from skylark.spark.cluster import Cluster, Filter, pull_request
+from skylark.spark.cluster import Cluster, Filter, pull_fields, pull_request
 from skylark.spark.options import BadOption
 from skylark.spark.queues import Queue
 from skylark.wire.bodies import decode_body
@@ -215,7 +215,8 @@ class Ledger:
 
     def _part(self, offset: int) -> Places:
         queue = self._queue()
-        reply = self._cluster.ask(queue.broker, queue.topic, pull_request(self._group, queue, offset, 1, Filter()))
+        request = pull_request(pull_fields(self._group, queue, Filter()), offset, 1)
+        reply = self._cluster.ask(queue.broker, queue.topic, request)
         for record in _records(reply.body):
             if record.queue_offset == offset:
                 return msgspec.msgpack.decode(record.body, type=Places)

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta, field
 
 from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
+from skylark.net.pool import split_address
 from skylark.spark.queues import Offsets, flat
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -62,6 +64,10 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     starting_offsets_by_timestamp: Annotated[
         str | None, Meta(description="milliseconds since 1970 as JSON per queue")
     ] = None
+    starting_offsets_by_timestamp_strategy: Annotated[
+        Literal["latest", "error"],
+        Meta(description="for a queue that has no message since the timestamp: start at its end, or fail"),
+    ] = "latest"
     ending_offsets: Annotated[str, Meta(description="`latest`, or JSON per queue; batch only")] = "latest"
     ending_timestamp: Annotated[Millis | None, Meta(description="milliseconds since 1970; batch only")] = None
     ending_offsets_by_timestamp: Annotated[str | None, Meta(description="the same as JSON per queue; batch only")] = (
@@ -77,6 +83,20 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     max_records_per_partition: Annotated[Positive | None, Meta(description="split queues larger than that")] = None
     pull_batch_size: Annotated[int, Meta(ge=1, le=1024, description="messages that one pull asks for")] = 32
     fail_on_data_loss: Annotated[bool, Meta(description="fail when messages were deleted before they were read")] = True
+    body_format: Annotated[
+        Literal["binary", "text", "json", "avro", "protobuf"],
+        Meta(description="how bodies are decoded into the column `value`; `binary` adds none"),
+    ] = "binary"
+    body_schema: Annotated[
+        str | None,
+        Meta(description="columns as in SQL (json), a schema as JSON or its file (avro), a descriptor file (protobuf)"),
+    ] = None
+    body_message: Annotated[str | None, Meta(description="the message type in the descriptor file (protobuf)")] = None
+    bad_records: Annotated[
+        Literal["fail", "drop", "dlq"],
+        Meta(description="what becomes of a message that can't be decoded; `dlq` sends it to dlqTopic"),
+    ] = "fail"
+    dlq_topic: Annotated[str | None, Meta(description="where badRecords=dlq sends to")] = None
     offset_commit: Annotated[bool, Meta(description="commit progress to the group, so that its lag shows")] = True
 
 
@@ -120,15 +140,19 @@ def parse(kind: type[_Struct], options: Mapping[str, str]) -> _Struct:
         raise BadOption(f"option {name}={given.get(name)!r}: {reason}") from None
 
 
+@cache  # finding out about a type takes milliseconds
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
+
+
 def option_names(kind: type[msgspec.Struct]) -> list[str]:
-    return [item.encode_name for item in msgspec.structs.fields(kind)]
+    return [item.encode_name for item in _fields(kind)]
 
 
 def read_options(options: Mapping[str, str]) -> Reading:
     """Raises BadOption also for options that contradict each other."""
     found = parse(Reading, options)
-    if not found.name_server:
-        raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
+    check_connecting(found)
     _exactly_one(found, "subscribe", "subscribePattern", "assign")
     _at_most_one(found, "tags", "sqlFilter")
     _at_most_one(found, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -140,7 +164,6 @@ def read_options(options: Mapping[str, str]) -> Reading:
             re.compile(found.subscribe_pattern)
         except re.error as e:
             raise BadOption(f"option subscribePattern={found.subscribe_pattern!r}: {e}") from None
-    duration_ms(found.timeout, "timeout")
     duration_ms(found.max_trigger_delay, "maxTriggerDelay")
     return found
 
@@ -148,9 +171,7 @@ def read_options(options: Mapping[str, str]) -> Reading:
 def write_options(options: Mapping[str, str]) -> Writing:
     """Raises BadOption also for names that no topic or group can have."""
     found = parse(Writing, options)
-    if not found.name_server:
-        raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
-    duration_ms(found.timeout, "timeout")
+    check_connecting(found)
     for name, value, check in (
         ("topic", found.topic, check_send_topic),
         ("ledgerTopic", found.ledger_topic, check_send_topic),
@@ -162,6 +183,28 @@ def write_options(options: Mapping[str, str]) -> Writing:
         except InvalidMessage as e:
             raise BadOption(f"option {name}={value!r}: {e}") from None
     return found
+
+
+def stream_options(options: Mapping[str, str]) -> Reading:
+    """The same for a stream, which has no end."""
+    given = {name.lower() for name in options}
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        if name.lower() in given:
+            raise BadOption(f"option {name} is for batch reads: a stream has no end")
+    return read_options(options)
+
+
+def check_connecting(options: Connecting) -> None:
+    """Raises BadOption for a server that can't be meant."""
+    if not options.name_server:
+        raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
+    for address in re.split(r"[;,\s]+", options.name_server.strip()):
+        try:
+            split_address(address)
+        except ValueError as e:
+            raise BadOption(f"option nameServer={options.name_server!r}: {e}") from None
+    if duration_ms(options.timeout, "timeout") < 1000:
+        raise BadOption(f"option timeout={options.timeout!r}: expected at least 1s")
 
 
 def duration_ms(text: str, option: str) -> int:
@@ -195,7 +238,7 @@ def _suggestion(name: str, names: Mapping[str, str]) -> str:
 
 
 def _given(options: msgspec.Struct, names: tuple[str, ...]) -> list[str]:
-    values = {item.encode_name: getattr(options, item.name) for item in msgspec.structs.fields(options)}
+    values = {item.encode_name: getattr(options, item.name) for item in _fields(type(options))}
     return [name for name in names if values[name] is not None]
 
 

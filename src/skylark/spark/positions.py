@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -12,33 +13,52 @@ from skylark.spark.cluster import Cluster
 from skylark.spark.options import BadOption, Reading, per_queue
 from skylark.spark.queues import EARLIEST, LATEST, Offsets, Queue
 
+_GO_ON: Final = "set failOnDataLoss=false to go on without them"
+
 
 class DataLost(RocketMQError):
     """Messages that were to be read are not there any more, or never were."""
 
 
-def queues_of(cluster: Cluster, options: Reading) -> list[Queue]:
-    """The queues that the options name, as they are now. Raises RouteNotFound or BadOption."""
+def queues_of(cluster: Cluster, options: Reading, known: Iterable[str] = ()) -> list[Queue]:
+    """The queues that the options name, as they are now. Raises RouteNotFound or BadOption.
+
+    Of the topics that are `known` it is waited for those that are missing, since their broker may be starting again; or
+    they are left out, if the user does not mind that messages are lost.
+    """
     if options.assign is not None:
-        return _assigned(cluster, options.assign)
+        return _assigned(cluster, options.assign, known)
     if options.subscribe is not None:
         topics = [topic for topic in re.split(r"\s*,\s*", options.subscribe.strip()) if topic]
+        if not topics:
+            raise BadOption("option subscribe names no topic")
     else:
         topics = cluster.topics(options.subscribe_pattern or "")
-        if not topics:
+        if not topics and not known:
             raise RouteNotFound(f"option subscribePattern={options.subscribe_pattern!r} matches no topic")
-    return sorted(queue for topic in topics for queue in cluster.queues(topic))
+    return sorted(queue for topic in topics for queue in _queues(cluster, options, topic, known))
+
+
+def _queues(cluster: Cluster, options: Reading, topic: str, known: Iterable[str]) -> list[Queue]:
+    if topic not in known:
+        return cluster.queues(topic)
+    if options.fail_on_data_loss:
+        return cluster.queues(topic, must_exist=True)
+    try:
+        return cluster.queues(topic)
+    except RouteNotFound:
+        return []
 
 
 def starting(cluster: Cluster, options: Reading, queues: Iterable[Queue], *, otherwise: str) -> Offsets:
     """The offset that each queue is read from; `otherwise` is taken when no option says."""
     queues = list(queues)
     if options.starting_timestamp is not None:
-        return cluster.offsets_at(dict.fromkeys(queues, options.starting_timestamp))
+        return _since(cluster, options, dict.fromkeys(queues, options.starting_timestamp), "startingTimestamp")
     if options.starting_offsets_by_timestamp is not None:
         name = "startingOffsetsByTimestamp"
         times_ms = _named(per_queue(options.starting_offsets_by_timestamp, name), queues, name)
-        return {**cluster.min_offsets(queues), **cluster.offsets_at(times_ms)}
+        return {**cluster.min_offsets(queues), **_since(cluster, options, times_ms, name)}
     return _offsets(cluster, options, queues, options.starting_offsets or otherwise, "startingOffsets", EARLIEST)
 
 
@@ -58,17 +78,48 @@ def ending(cluster: Cluster, options: Reading, queues: Iterable[Queue]) -> Offse
 
 def still_there(cluster: Cluster, options: Reading, start: Mapping[Queue, int], end: Mapping[Queue, int]) -> Offsets:
     """`start` without what was deleted since: an error, or moved on when the user does not mind."""
-    first = cluster.min_offsets(queue for queue in end if start.get(queue, 0) < end[queue])
-    lost = {queue: low for queue, low in first.items() if start.get(queue, 0) < low}
+    first = cluster.min_offsets(queue for queue in end if start.get(queue, 0) != end[queue])
+    # A queue that ends before it starts was made anew: everything that is in it now is to be read.
+    lost = {queue: low for queue, low in first.items() if start.get(queue, 0) < low or start.get(queue, 0) > end[queue]}
     # A queue that was not there when the stream began has lost nothing: it simply starts at its first message.
     gone = sorted(queue for queue in lost if queue in start)
     if gone and options.fail_on_data_loss:
         queue = gone[0]
         raise DataLost(
             f"{queue}: the messages from offset {start[queue]} to before {lost[queue]} were deleted before they were "
-            f"read{_and_more(gone)}; set failOnDataLoss=false to go on without them"
+            f"read{_and_more(gone)}; {_GO_ON}"
         )
     return {**start, **{queue: min(low, end[queue]) for queue, low in lost.items()}}
+
+
+def not_behind(cluster: Cluster, options: Reading, start: Mapping[Queue, int], end: Offsets) -> Offsets:
+    """`end`, checked: a queue that ends before where the stream is was deleted and made again, or lost its tail.
+
+    That is an error, or the queue is read from its beginning. A slave may only be late: its queues stay as they are.
+    """
+    behind = sorted(queue for queue, offset in end.items() if offset < start.get(queue, 0))
+    late = {queue: start[queue] for queue in behind if not cluster.has_master(queue)}
+    gone = [queue for queue in behind if queue not in late]
+    if gone and options.fail_on_data_loss:
+        queue = gone[0]
+        raise DataLost(
+            f"{queue}: it was read up to offset {start[queue]} but ends at {end[queue]}{_and_more(gone)}: the topic "
+            f"was deleted and made again, or the broker lost messages; {_GO_ON}"
+        )
+    return {**end, **late}
+
+
+def _since(cluster: Cluster, options: Reading, times_ms: Mapping[Queue, int], option: str) -> Offsets:
+    found = cluster.offsets_at(times_ms)
+    if options.starting_offsets_by_timestamp_strategy == "error":
+        ends = cluster.max_offsets(times_ms)
+        for queue, offset in found.items():
+            if offset >= ends[queue]:
+                raise BadOption(
+                    f"option {option}: no message of {queue} was stored at or after {times_ms[queue]}; "
+                    "set startingOffsetsByTimestampStrategy=latest to start at its end"
+                )
+    return found
 
 
 def _offsets(cluster: Cluster, options: Reading, queues: list[Queue], text: str, option: str, unnamed: int) -> Offsets:
@@ -105,7 +156,7 @@ def _named(given: Offsets, queues: list[Queue], option: str) -> Offsets:
     return given
 
 
-def _assigned(cluster: Cluster, text: str) -> list[Queue]:
+def _assigned(cluster: Cluster, text: str, known: Iterable[str]) -> list[Queue]:
     try:
         tree = msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
     except msgspec.MsgspecError as e:
@@ -118,10 +169,13 @@ def _assigned(cluster: Cluster, text: str) -> list[Queue]:
         for broker in brokers
         for number in brokers[broker]
     )
-    there = {queue for topic in tree for queue in cluster.queues(topic)}
-    for queue in wanted:
-        if queue not in there:
-            raise BadOption(f"option assign: there is no {queue}")
+    if not wanted:
+        raise BadOption(f"option assign={text!r} names no queue")
+    if not known:  # a stream that goes on knows them, and waits for those that are not there for a while
+        there = {queue for topic in tree for queue in cluster.queues(topic)}
+        for queue in wanted:
+            if queue not in there:
+                raise BadOption(f"option assign: there is no {queue}")
     return wanted
 
 

@@ -8,46 +8,84 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import DataType
 
-from skylark.client.errors import BrokerError
+from skylark.client.errors import BrokerError, UnreadableMessage
 from skylark.net.blocking import BlockingConnection
-from skylark.spark.cluster import Cluster, Filter, pull_request
+from skylark.spark.bodies import COLUMN, Format, Values
+from skylark.spark.cluster import Cluster, Filter, pull_fields, pull_request, unless_busy
 from skylark.spark.columns import record_batch
-from skylark.spark.options import Reading
+from skylark.spark.options import BadOption, Reading
 from skylark.spark.positions import DataLost
-from skylark.spark.queues import Range
+from skylark.spark.queues import Queue, Range
 from skylark.spark.records import Records
 from skylark.wire.bodies import TAG
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_TAGS
+from skylark.wire.message import PROPERTY_TAGS, BadRecord
 
 DEFAULT_GROUP: Final = "skylark-spark"
 """Under which pulls run when the user names no group; nothing is committed to it."""
 
-_AHEAD: Final = 8  # pulls on their way at once
+_AHEAD: Final = 16  # pulls on their way at once
 _BATCH_BYTES: Final = 4 << 20
+_FILTER_REFUSED: Final = frozenset((ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
 _NOTHING_HERE: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
 
 
-def read_ranges(options: Reading, ranges: Sequence[Range], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+class Wanted(msgspec.Struct, frozen=True):
+    """What tasks are to give: columns, and how the bodies become one of them. Travels to the workers."""
+
+    options: Reading
+    names: Sequence[str]
+    format: Format | None = None
+    value_type: DataType | None = None
+
+
+def read_ranges(wanted: Wanted, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """Opens its own connections: it runs in a worker."""
-    wanted = Filter(options.tags, options.sql_filter)
-    tags = _exact_tags(wanted)
-    with Cluster(options.name_server, options.timeout_s) as cluster:
+    with ExitStack() as opened:
+        cluster = opened.enter_context(Cluster(wanted.options.name_server, wanted.options.timeout_s))
+        values: Values | None = None
+        if wanted.format is not None and wanted.value_type is not None:
+            values = opened.enter_context(Values(wanted.options, wanted.format, wanted.value_type))
         for part in ranges:
-            for records in _records(cluster, options, part, wanted):
-                if tags is not None:
-                    # The broker compares hashes of tags; the tags themselves are compared here.
-                    matching = pc.is_in(records.property_values(PROPERTY_TAGS), value_set=tags)
-                    records = records.filter(matching.to_numpy(zero_copy_only=False))
-                if len(records):
-                    yield record_batch(records, names, broker=part.queue.broker, topic=part.queue.topic)
+            try:
+                for records in _matching(cluster, wanted.options, part):
+                    batch = _batch(wanted, values, records, part.queue)
+                    if batch.num_rows:
+                        yield batch
+            except (BadRecord, UnreadableMessage) as e:
+                raise type(e)(f"{part.queue}: {e}") from None
+
+
+def _batch(wanted: Wanted, values: Values | None, records: Records, queue: Queue) -> pa.RecordBatch:
+    if values is None:
+        return record_batch(records, wanted.names, broker=queue.broker, topic=queue.topic)
+    records, value = values.of(records, queue)
+    others = [name for name in wanted.names if name != COLUMN]
+    batch = record_batch(records, others, broker=queue.broker, topic=queue.topic)
+    return batch.append_column(COLUMN, value).select(list(wanted.names))
+
+
+def _matching(cluster: Cluster, options: Reading, part: Range) -> Iterator[Records]:
+    """The messages of the range that pass the filter."""
+    filter = Filter(options.tags, options.sql_filter)
+    tags = _exact_tags(filter)
+    for records in _records(cluster, options, part, filter):
+        if tags is not None:
+            # The broker compares hashes of tags; the tags themselves are compared here.
+            is_wanted = pc.is_in(records.property_values(PROPERTY_TAGS), value_set=tags)
+            yield records.filter(is_wanted.to_numpy(zero_copy_only=False))
+        else:
+            yield records
 
 
 def _exact_tags(wanted: Filter) -> pa.Array | None:
@@ -72,10 +110,10 @@ def _records(cluster: Cluster, options: Reading, part: Range, wanted: Filter) ->
 
 
 def _within(records: Records, part: Range) -> Records:
-    """A broker answers with as many messages as it likes; those at and behind the end belong to somebody else."""
-    offsets = records.queue_offsets().to_numpy()
-    end = int(np.searchsorted(offsets, part.end))
-    return records if end == len(records) else records.slice(0, end)
+    """A broker answers with as many messages as it likes; those outside of the range belong to somebody else."""
+    records = records.unwrapped()
+    begin, end = np.searchsorted(records.queue_offsets().to_numpy(), [part.start, part.end]).tolist()
+    return records if end - begin == len(records) else records.slice(begin, end)
 
 
 class _Pulls:
@@ -88,6 +126,7 @@ class _Pulls:
         self._wanted = wanted
         self._at = part.start
         self._step = options.pull_batch_size
+        self._fields = pull_fields(options.group or DEFAULT_GROUP, part.queue, wanted)
         self._ahead = _AHEAD if wanted.passes_all else 1
         self._posted: deque[tuple[int, int]] = deque()  # offset asked for, number of the request
         self._connection: BlockingConnection | None = None
@@ -102,21 +141,20 @@ class _Pulls:
                 self._advance(reply)
             elif reply.code in _NOTHING_HERE or reply.code == ResponseCode.PULL_OFFSET_MOVED:
                 self._lose(reply)
+            elif reply.code in _FILTER_REFUSED and self._wanted.option is not None:
+                raise BadOption(f"option {self._wanted.option}={self._wanted.expression!r}: {reply.remark}")
             else:
                 raise BrokerError(reply.code, reply.remark, self._part.queue.broker)
 
     def _next(self) -> Frame:
-        """The reply for the current offset. After a broken connection everything is asked for again."""
-        try:
-            if self._connection is None:
-                self._posted.clear()
-                self._connection = self._cluster.connect(self._part.queue.broker, self._part.queue.topic)
-            self._post()
-            _, number = self._posted.popleft()
-            return self._connection.take(number)
-        except OSError:
-            self._connection = None
-            raise
+        """The reply for the current offset. On a new connection everything is asked for again."""
+        connection = self._cluster.connect(self._part.queue.broker, self._part.queue.topic)
+        if connection is not self._connection:
+            self._posted.clear()
+            self._connection = connection
+        self._post()
+        _, number = self._posted.popleft()
+        return unless_busy(connection.take(number), connection)
 
     def _post(self) -> None:
         assert self._connection is not None
@@ -125,12 +163,12 @@ class _Pulls:
             for _, number in self._posted:
                 self._connection.take(number)
             self._posted.clear()
-        offset = self._posted[-1][0] + self._step if self._posted else self._at
-        while len(self._posted) < self._ahead and offset < self._part.end:
-            count = min(self._step, self._part.end - offset)
-            request = pull_request(self._options.group or DEFAULT_GROUP, self._part.queue, offset, count, self._wanted)
-            self._posted.append((offset, self._connection.post(request)))
-            offset += count
+        if len(self._posted) > self._ahead // 2:
+            return  # until several can be asked for in one write
+        first = self._posted[-1][0] + self._step if self._posted else self._at
+        offsets = range(first, self._part.end, self._step)[: self._ahead - len(self._posted)]
+        requests = [pull_request(self._fields, offset, min(self._step, self._part.end - offset)) for offset in offsets]
+        self._posted.extend(zip(offsets, self._connection.post_all(requests), strict=True))
 
     def _advance(self, reply: Frame) -> None:
         next_offset = int(reply.fields["nextBeginOffset"])

@@ -7,7 +7,7 @@ are cut out with one Arrow array whose offsets point into the bytes, and so are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from struct import Struct, error
 from typing import Any, Final
@@ -25,8 +25,14 @@ from skylark.wire.message import (
     PROPERTY_UNIQUE_KEY,
     SYS_BORN_HOST_V6,
     SYS_COMPRESSED,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
     SYS_STORE_HOST_V6,
     BadRecord,
+    Message,
+    decode_batch,
+    decode_record,
+    encode_record,
     message_id,
 )
 
@@ -38,6 +44,7 @@ SMALLEST: Final = 91
 """The bytes of a record with nothing in it."""
 _NAME_END, _ENTRY_END = 1, 2  # what ends the name and the value of a property
 _V6_EXTRA: Final = 12  # bytes by which a host is longer
+_WRAPPED: Final = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 
 # A record's numbers lie in three places, since a host may be 8 or 20 bytes long.
 _HEAD: Final = np.dtype(
@@ -180,6 +187,17 @@ class Records:
         is_zero: Array = np.frombuffer(self._data, np.uint8)[last] == 0
         return is_zero
 
+    def unwrapped(self) -> Records:
+        """With the messages of a batch that was stored as one record (an inner batch) each as a record of its own."""
+        wrapped = self._sys_flags & _WRAPPED == _WRAPPED
+        if not np.any(wrapped):
+            return self
+        pieces: list[bytes] = []
+        for row, is_wrapped in enumerate(wrapped.tolist()):
+            record = self._data[self._starts[row] : self._ends[row]]
+            pieces += _inner_records(record) if is_wrapped else [record]
+        return Records(b"".join(pieces), check_crc=False)
+
     def slice(self, first: int, end: int) -> Records:
         """The records from `first` to before `end`."""
         return self._picked(np.arange(first, end))
@@ -286,6 +304,30 @@ def _starts(data: bytes) -> list[int]:
     if position != end:
         raise BadRecord("cut short")
     return starts
+
+
+def _inner_records(data: bytes) -> Iterator[bytes]:
+    record = decode_record(memoryview(data), check_crc=False)
+    body = inflate(record.body, record.sys_flag) if record.sys_flag & SYS_COMPRESSED else record.body
+    for number, (flag, part, properties) in enumerate(decode_batch(body)):
+        inner = Message(
+            record.topic,
+            record.queue_id,
+            part,
+            properties,
+            flag=flag,
+            sys_flag=record.sys_flag & ~(_WRAPPED | SYS_COMPRESSED),
+            born_timestamp_ms=record.born_timestamp_ms,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
+        yield encode_record(
+            inner,
+            queue_offset=record.queue_offset + number,
+            log_offset=record.log_offset,
+            store_timestamp_ms=record.store_timestamp_ms,
+            store_host=record.store_host,
+        )
 
 
 def _timestamps(times_ms: Array) -> pa.Array:

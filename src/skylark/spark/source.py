@@ -9,9 +9,10 @@ in the workers. So nothing here holds a connection while it is pickled.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -30,12 +31,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from skylark.spark import columns, planning, positions
+from skylark.client.errors import RocketMQError
+from skylark.spark import bodies, columns, planning, positions
+from skylark.spark.bodies import format_of
 from skylark.spark.cluster import Cluster
-from skylark.spark.options import Reading, duration_ms, read_options, write_options
+from skylark.spark.options import Reading, duration_ms, parse, read_options, stream_options, write_options
 from skylark.spark.queues import Offsets, Range, from_spark, to_spark
-from skylark.spark.reading import read_ranges
+from skylark.spark.reading import Wanted, read_ranges
 from skylark.spark.sink import BatchWriter, StreamWriter
+
+log = logging.getLogger(__name__)
+
+_SAMPLE: Final = 8  # messages of each queue by whose size the others are guessed
 
 
 class Task(InputPartition):
@@ -54,13 +61,14 @@ class RocketMQ(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        return columns.SCHEMA
+        format = format_of(parse(Reading, self.options))
+        return columns.SCHEMA if format is None else f"{columns.SCHEMA}, {bodies.COLUMN} {format.spark_type}"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(read_options(self.options), schema.fieldNames())
+        return BatchReader(_wanted(read_options(self.options), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(read_options(self.options), schema.fieldNames())
+        return StreamReader(_wanted(stream_options(self.options), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
@@ -70,9 +78,9 @@ class RocketMQ(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, options: Reading, names: Sequence[str]) -> None:
-        self._options = options
-        self._names = names
+    def __init__(self, wanted: Wanted) -> None:
+        self._options = wanted.options
+        self._wanted = wanted
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -80,18 +88,21 @@ class BatchReader(DataSourceReader):
             queues = positions.queues_of(cluster, options)
             start = positions.starting(cluster, options, queues, otherwise="earliest")
             end = positions.ending(cluster, options, queues)
-        return _tasks(options, start, end)
+        # Without a single task Spark would make one up.
+        return _tasks(options, start, end) or [Task(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_ranges(self._options, partition.ranges, self._names)
+        return read_ranges(self._wanted, partition.ranges)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: Reading, names: Sequence[str]) -> None:
-        self._options = options
-        self._names = names
-        self._target: Offsets | None = None
+    def __init__(self, wanted: Wanted) -> None:
+        self._options = wanted.options
+        self._wanted = wanted
+        self._ends = False  # whether the query reads what is there now, and no more
+        self._target: Offsets | None = None  # where it ends then
+        self._seen: Offsets | None = None  # the ends of the queues when they were last asked for
         self._waits_since_ms: int | None = None
         self._open: Cluster | None = None
 
@@ -101,10 +112,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = from_spark(start)
-        end = self._target if self._target is not None else self._latest(begin)
+        ends = self._target
+        if ends is None:
+            ends = self._latest(begin)
+            self._target = ends if self._ends else None
+        end = positions.not_behind(self._cluster(), self._options, begin, ends)
         if not isinstance(limit, ReadAllAvailable):
-            end = self._limited(begin, end)
-        return self._stored({**begin, **end})
+            new = self._cluster().min_offsets(queue for queue in end if queue not in begin)
+            end = self._limited({**new, **begin}, end)
+        # What is not there at the moment stays where it was; a new queue is noted when there is something in it.
+        return self._stored({**begin, **{queue: offset for queue, offset in end.items() if offset or queue in begin}})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -114,10 +131,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._stored(self._latest({}))
+        return None if self._seen is None else self._stored(self._seen)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._latest({})
+        self._ends = True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stop = from_spark(end)
@@ -126,11 +143,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_ranges(self._options, partition.ranges, self._names)
+        return read_ranges(self._wanted, partition.ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.group and self._options.offset_commit:
-            self._cluster().commit_offsets(self._options.group, from_spark(end))
+            try:
+                self._cluster().commit_offsets(self._options.group, from_spark(end))
+            except RocketMQError as e:
+                # The stream itself goes on by its checkpoint; the group catches up with the next batch.
+                log.warning("the progress of group %s can't be committed: %s", self._options.group, e)
 
     def stop(self) -> None:
         if self._open is not None:
@@ -149,16 +170,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_spark(offsets, group, self._options.name_server)
 
     def _latest(self, begin: Offsets) -> Offsets:
-        """The ends of all queues, those that were added since among them. A queue that is gone stays where it was."""
+        """The ends of all queues that are there, those that were added since among them."""
         cluster = self._cluster()
-        found = cluster.max_offsets(positions.queues_of(cluster, self._options))
-        # A queue that begins anew (its topic was deleted and made again) must not run backwards.
-        return {queue: max(offset, begin.get(queue, 0)) for queue, offset in found.items()}
+        queues = positions.queues_of(cluster, self._options, {queue.topic for queue in begin})
+        self._seen = cluster.max_offsets(queues)
+        return self._seen
 
     def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
         options = self._options
         waiting = planning.backlog(begin, end)
-        if self._target is None and options.min_offsets_per_trigger and waiting < options.min_offsets_per_trigger:
+        if not self._ends and options.min_offsets_per_trigger and waiting < options.min_offsets_per_trigger:
             now_ms = time.monotonic_ns() // 1_000_000
             if self._waits_since_ms is None:
                 self._waits_since_ms = now_ms
@@ -173,12 +194,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _bytes_a_message(self, begin: Offsets, end: Offsets) -> int:
         """About how long the next messages are: the mean of a few of each queue."""
         count = size = 0
-        for part in planning.ranges_between(begin, end):
-            sample = Range(part.queue, part.start, min(part.start + 8, part.end))
-            for batch in read_ranges(self._options, [sample], ["body"]):
-                count += batch.num_rows
-                size += batch.nbytes
+        parts = planning.ranges_between(begin, end)
+        samples = [Range(part.queue, part.start, min(part.start + _SAMPLE, part.end)) for part in parts]
+        for batch in read_ranges(Wanted(self._options, ["body"]), samples):
+            count += batch.num_rows
+            size += batch.nbytes
         return max(1, size // count) if count else 1
+
+
+def _wanted(options: Reading, schema: StructType) -> Wanted:
+    """What is to be read: all columns, or those that the user's own `.schema()` names."""
+    format = format_of(options)
+    plain = {field.name: field.dataType.simpleString() for field in schema}
+    if format is not None:
+        plain.pop(bodies.COLUMN, None)
+    columns.check(plain)
+    if format is None or bodies.COLUMN not in schema.fieldNames():
+        return Wanted(options, schema.fieldNames())
+    return Wanted(options, schema.fieldNames(), format, schema[bodies.COLUMN].dataType)
 
 
 def _tasks(options: Reading, start: Offsets, end: Offsets) -> list[InputPartition]:
