@@ -159,6 +159,8 @@ def read_options(options: Mapping[str, str]) -> Reading:
     _at_most_one(found, "endingTimestamp", "endingOffsetsByTimestamp")
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
+    if found.sql_filter is not None:
+        _check_sql(found.sql_filter)
     if found.subscribe_pattern is not None:
         try:
             re.compile(found.subscribe_pattern)
@@ -183,6 +185,16 @@ def write_options(options: Mapping[str, str]) -> Writing:
         except InvalidMessage as e:
             raise BadOption(f"option {name}={value!r}: {e}") from None
     return found
+
+
+def _check_sql(expression: str) -> None:
+    """Apache's broker takes an expression that makes no sense for one that lets everything through."""
+    from skylark.selectors import BadSelector, compile_selector  # here: most reads have none, and a parser is large
+
+    try:
+        compile_selector(expression)
+    except BadSelector as e:
+        raise BadOption(f"option sqlFilter={expression!r}: {e}") from None
 
 
 def stream_options(options: Mapping[str, str]) -> Reading:
