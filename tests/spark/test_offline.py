@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.worker import lookup_data_sources
 from servers import Server
 
 from skylark.client.sync import Producer
@@ -78,3 +80,10 @@ def test_spark_says_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     log = tmp_path / "commitlog"
     log.mkdir()
     assert read(spark, tmp_path).collect() == []
+
+
+def test_spark_finds_the_format_by_itself() -> None:
+    """What Spark runs in a Python process of its own when it first looks for a format."""
+    found = io.BytesIO()
+    lookup_data_sources._main(io.BytesIO(), found)
+    assert b"rocketmq-commitlog" in found.getvalue()
