@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from servers import Server
 
 from skylark.spark.options import Reading, Writing
+from skylark.spark.scanning import Scanning
 
 GUIDE = Path(__file__).parents[2] / "docs" / "spark.md"
 TEXT = GUIDE.read_text() if GUIDE.exists() else ""
-TABLES: dict[str, type[msgspec.Struct]] = {"Options for reading": Reading, "Options for writing": Writing}
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "Options for reading": Reading,
+    "Options for writing": Writing,
+    "Options without a broker": Scanning,
+}
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -34,7 +40,9 @@ def test_the_table_holds_every_option(heading: str) -> None:
     assert re.findall(r"^\| `.*$", section, re.MULTILINE) == list(rows(TABLES[heading]))
 
 
-def test_the_examples_run(spark: SparkSession, namesrv: str, topics: Any, tmp_path: Path) -> None:
+def test_the_examples_run(spark: SparkSession, server: Server, topics: Any, tmp_path: Path) -> None:
+    namesrv = server.namesrv_addr
+    (tmp_path / "broker-a").symlink_to(server.store.parent)
     topics.create("orders", 2)
     topics.create("orders_dlq")
     topics.send("orders", '{"id": 1, "price": 9.5}', "oops", tag="new")

@@ -49,6 +49,7 @@ class RocketMQCommitLog(DataSource):
         return columns.SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        columns.check({field.name: field.dataType.simpleString() for field in schema})
         return Reader(scan_options(self.options), schema.fieldNames())
 
 

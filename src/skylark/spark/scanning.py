@@ -140,7 +140,7 @@ def read_parts(options: Scanning, parts: Sequence[Part], names: Sequence[str]) -
     for part in parts:
         for records in _selected(options, part):
             try:
-                waiting.append(columns.record_batch(records, names, broker=part.broker))
+                waiting.append(columns.record_batch(records.unwrapped(), names, broker=part.broker))
             except (BadRecord, UnreadableMessage) as e:
                 raise DataLost(f"{part.segment.path}, between {part.start} and {part.end}: {e}") from None
             if sum(batch.num_rows for batch in waiting) >= _SMALL_BATCH_ROWS:
