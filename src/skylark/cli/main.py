@@ -16,6 +16,7 @@ from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
 from skylark.cli.pipeline import pipeline, sql
 from skylark.cli.queries import query, trace
+from skylark.cli.ready_made import add_to
 from skylark.cli.serving import Failure
 from skylark.cli.up import up
 from skylark.config.properties import ConfigError
@@ -37,6 +38,7 @@ app.command()(query)
 app.command()(trace)
 app.command()(sql)
 app.command()(demo)
+add_to(pipeline)
 app.add_typer(pipeline)
 
 

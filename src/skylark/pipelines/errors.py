@@ -13,7 +13,9 @@ from pyspark.errors import PySparkException
 
 _LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\w*): (.+)$")
 _OURS: Final = frozenset(
-    "BadOption DataLost RouteNotFound NotReachable RequestTimeout BrokerError BadRow BadBody SendFailed".split()
+    """
+    BadOption DataLost RouteNotFound NotReachable RequestTimeout BrokerError InvalidMessage BadRow BadBody SendFailed
+    """.split()
 )
 _LONGEST: Final = 600
 

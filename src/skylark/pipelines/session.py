@@ -95,10 +95,12 @@ def session(
     conf: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> Iterator[SparkSession]:
-    """The same, stopped at the end."""
+    """The same, stopped at the end. What fails in Spark meanwhile is a PipelineError."""
     spark = spark_session(master, name, conf=conf, verbose=verbose)
     try:
         yield spark
+    except (PySparkException, Py4JError) as e:
+        raise PipelineError(reason(e)) from e
     finally:
         spark.stop()
 

@@ -1,0 +1,80 @@
+"""`skylark pipeline archive`: pipelines that need no file.
+
+Names and times are checked before Spark starts, which takes seconds. Spark and what needs it are imported inside the
+commands: the command line must also work without them.
+"""
+
+from typing import Annotated
+
+import typer
+
+from skylark.cli import options
+from skylark.cli.messages import NameServers
+from skylark.cli.pipeline import Conf, Master, pairs, user_errors
+from skylark.cli.serving import log_to_stderr
+
+Tags = Annotated[str | None, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)]
+
+
+def add_to(pipeline: typer.Typer) -> None:
+    """Registers the commands."""
+    pipeline.command()(archive)
+
+
+def archive(
+    topics: Topics,
+    to: Annotated[str, typer.Option(metavar="PATH", help="Directory or URL of the files.", show_default=False)],
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Go on until stopped, with a batch each 30s, 5m ...; else stop at the end."),
+    ] = None,
+    tags: Tags = None,
+    sql: Annotated[
+        str | None, typer.Option(metavar="EXPRESSION", help="Only messages whose properties match, as SQL92.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Consumer group that shows the progress in admin tools.")
+    ] = None,
+    max_per_batch: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Messages in a batch at most.")] = 500_000,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on when messages expired before they were archived.")
+    ] = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Keep topics as Parquet files, by topic and date: each message exactly once.
+
+    A run goes on where the last one ended, however it ended; the first begins with the oldest message.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark pipeline archive orders --to lake[/cyan]  what there is now
+
+    [cyan]skylark pipeline archive orders payments --to s3a://bucket/lake --every 1m[/cyan]  until stopped
+    """
+    log_to_stderr(verbose=verbose)
+    with user_errors():
+        from skylark.pipelines import archive as archiving
+        from skylark.pipelines.progress import follow
+        from skylark.pipelines.session import session
+        from skylark.pipelines.topics import existing
+
+        every_ms = None if every is None else archiving.interval_ms(every)
+        existing(namesrv, topics)
+        with session(master, "archive", conf=pairs(conf, "--conf"), verbose=verbose) as spark:
+            query = archiving.archive(
+                spark,
+                namesrv,
+                topics,
+                to,
+                tags=tags,
+                sql_filter=sql,
+                every_ms=every_ms,
+                max_per_batch=max_per_batch,
+                group=group,
+                skip_lost=skip_lost,
+            )
+            follow(query, title=f"{', '.join(topics)} to {to}")

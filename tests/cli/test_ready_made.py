@@ -1,0 +1,57 @@
+"""The ready-made pipelines on the command line: what makes no sense is one line, before Spark starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import SkylarkServer
+
+from skylark.client.sync import Producer
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = SkylarkServer(tmp_path_factory.mktemp("skylark"))
+    server.start()
+    with Producer(server.namesrv_addr) as producer:
+        producer.send("orders", b"1")
+    yield server.namesrv_addr
+    server.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["archive", "nowhere", "--to", "lake"], "topic 'nowhere' does not exist"),
+        (["archive", "or ders", "--to", "lake"], "illegal characters"),
+        (["archive", "orders", "--to", "lake", "--every", "soon"], "every='soon'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_one_line(namesrv: str, arguments: list[str], error: str, tmp_path: Path) -> None:
+    done = run(arguments, namesrv, tmp_path)
+    assert done.returncode == 1
+    assert error in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_a_name_server_that_is_not_there(tmp_path: Path) -> None:
+    done = run(["archive", "orders", "--to", "lake"], "127.0.0.1:1", tmp_path)
+    assert done.returncode == 1
+    assert "no connection to 127.0.0.1:1" in done.stderr
+
+
+def run(arguments: list[str], namesrv: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skylark", "pipeline", *arguments]
+    environment = {**os.environ, "NAMESRV_ADDR": namesrv, "JAVA_HOME": "/nowhere"}  # Spark would complain
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=directory, env=environment, timeout=TIMEOUT_S
+    )
