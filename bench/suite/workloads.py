@@ -150,7 +150,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload(
         name="topics-1000",
         title="pipelined send to 1,000 topics",
-        measure=Send(in_flight=PIPELINE, topics=1000, queues=4),
+        measure=Send(in_flight=PIPELINE, topics=1000, queues=2),
     ),
     Workload(
         name="idle-1000",
@@ -202,9 +202,9 @@ GROWTHS: tuple[Growth, ...] = (
     ),
     Growth(
         name="topics",
-        title="pipelined send to topics of 4 queues",
+        title="pipelined send to topics of 2 queues",
         axis="topics",
-        points=tuple((count, _send(topics=count, queues=4, topic=f"Topics-{count}")) for count in (1, 10, 100, 1000)),
+        points=tuple((count, _send(topics=count, queues=2, topic=f"Topics-{count}")) for count in (1, 10, 100, 1000)),
     ),
     Growth(
         name="connections",

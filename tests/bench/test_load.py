@@ -28,6 +28,14 @@ def generator() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "interop_setup.py"), "load"], check=True, capture_output=True)
 
 
+def test_durations_are_counted_right() -> None:
+    assert GO is not None
+    done = subprocess.run(
+        [GO, "test", "./..."], cwd=ROOT / "bench" / "load", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Recorder:
     """Answers every request on one connection and keeps it."""
 
