@@ -40,8 +40,9 @@ up: $(SETUP) ## start name server and broker; options in ARGS="--broker-port 0"
 demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spark; needs Java 17
 	@exec $(BIN)/skylark demo $(ARGS)
 
+# Two at once: most tests wait for servers and clients. Each of the two has servers of its own.
 test: lint interop ## everything that must pass
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 interop: $(SETUP) ## fetch Apache's clients and server for the tests that use them
 	$(BIN)/python tools/interop_setup.py
