@@ -113,8 +113,8 @@ def test_a_topic_that_is_not_there(spark: SparkSession, namesrv: str, module: st
         ("text <> 'DROPPED'", "text <> 'x' group by 1, 2", r":12: sink.*mode: .*[aA]ppend"),
         (
             "format: parquet\n  path: out\n  partitionBy: [tags]",
-            "format: rocketmq",
-            r":13: .* a message needs a column",
+            'format: rocketmq\n  options: {nameServer: "x:1", topic: paid}',
+            r":13: sink\.format: column 'text' is not one that can be written",
         ),
     ],
 )

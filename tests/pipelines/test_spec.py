@@ -69,6 +69,11 @@ def test_a_whole_pipeline() -> None:
         ("  path: lake/paid\n", "", r"paid\.yaml:14: sink\.path: missing: the directory"),
         ("format: rocketmq\n", "format: csv\n  path: in\n", r"paid\.yaml:2: source\.schema: missing: a stream of csv"),
         ("format: rocketmq\n", "format: rocketmq\n  path: in\n", r"paid\.yaml:4: source\.path: a topic has no path"),
+        (
+            "format: rocketmq\n",
+            "format: rocketmq-commitlog\n",
+            r"paid\.yaml:2: source\.path: missing: the directory of a",
+        ),
         ("  partitionBy: [tags]", "  mode: update", r"paid\.yaml:17: sink\.mode: parquet files can only be appended"),
         ("    subscribe: orders", "    nameServer: x", r"paid\.yaml:6: source\.options\.nameServer is given twice"),
         ("trigger: 10s", "trigger: [10s", r"paid\.yaml:19: .*expected"),

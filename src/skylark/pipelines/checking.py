@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -18,13 +18,22 @@ from pyspark.sql.types import StructType
 from skylark.pipelines.errors import reason
 from skylark.pipelines.spec import Declared, options_of
 from skylark.pipelines.transforms import transformed
-from skylark.spark.options import BadOption, read_options
+from skylark.spark.offline import log_directories, scan_options
+from skylark.spark.options import BadOption, read_options, write_options
+from skylark.spark.rows import BadColumns, Rows
 
 BATCH_ONLY: Final = ("rocketmq-commitlog",)
 _TIMEOUT_S: Final = 120
 
+
+def _scan(options: Mapping[str, str]) -> None:
+    log_directories(scan_options(options).path)
+
+
 _OPTIONS: Final[dict[tuple[str, str], Callable[[Mapping[str, str]], object]]] = {
     ("source", "rocketmq"): read_options,
+    ("source", "rocketmq-commitlog"): _scan,
+    ("sink", "rocketmq"): write_options,
 }
 
 
@@ -49,12 +58,15 @@ def check_options(declared: Declared) -> None:
     for (part, name), parse in _OPTIONS.items():
         if getattr(declared.pipeline, part).format == name:
             given = options_of(declared, part)  # type: ignore[arg-type]
+            path = getattr(declared.pipeline, part).path
+            if path is not None:
+                given["path"] = declared.located(path)
             try:
                 parse(given)
             except BadOption as e:
                 named = next((option for option in given if option in str(e)), None)
-                key = (part, "options", named) if named else (part, "options")
-                raise declared.document.error(key, str(e)) from None
+                inside = () if named is None else ("options", named) if named != "path" else ("path",)
+                raise declared.document.error((part, *inside), str(e)) from None
 
 
 def source_schema(declared: Declared, spark: SparkSession) -> StructType:
@@ -62,7 +74,6 @@ def source_schema(declared: Declared, spark: SparkSession) -> StructType:
     reader = spark.read.format(source.format).options(**options_of(declared, "source"))
     if source.schema is not None:
         try:
-            reader = reader.schema(source.schema)
             return spark.createDataFrame([], source.schema).schema
         except PySparkException as e:
             raise declared.document.error(("source", "schema"), reason(e)) from e
@@ -90,12 +101,14 @@ def _check_streams(declared: Declared, result: DataFrame, checkpoint: str) -> No
 
 def _check_sink(declared: Declared, result: DataFrame) -> None:
     sink, document = declared.pipeline.sink, declared.document
-    types: dict[str, Any] = {field.name: field.dataType.simpleString() for field in result.schema.fields}
     for index, name in enumerate(sink.partition_by):
-        if name not in types:
-            raise document.error(("sink", "partitionBy", index), f"there is no column {name}, only {', '.join(types)}")
+        if name not in result.columns:
+            known = ", ".join(result.columns)
+            raise document.error(("sink", "partitionBy", index), f"there is no column {name}, only {known}")
     if sink.format == "rocketmq":
-        if "body" not in types:
-            raise document.error(("sink", "format"), f"a message needs a column body, and there are {', '.join(types)}")
-        if types["body"] not in ("binary", "string"):
-            raise document.error(("sink", "format"), f"column body must be binary or string, not {types['body']}")
+        try:
+            Rows(result.schema, write_options(options_of(declared, "sink")))
+        except BadOption as e:
+            raise document.error(("sink", "options"), str(e)) from None
+        except BadColumns as e:
+            raise document.error(("sink", "format"), str(e)) from None

@@ -27,6 +27,7 @@ from skylark.pipelines.errors import PipelineError, reason
 from skylark.spark import register
 
 OLDEST_JAVA: Final = 17
+QUIET_LOG: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
 _JAVA_TIMEOUT_S: Final = 30
 _NOISE: Final = (
     b"WARNING: Using incubator modules",
@@ -70,8 +71,7 @@ def spark_session(
         settings["spark.master"] = master
         if master.startswith("local"):
             settings |= _LOCAL
-    log_settings = Path(__file__).with_name("log4j2.properties")
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={log_settings}"
+    settings["spark.driver.extraJavaOptions"] = QUIET_LOG
     builder = SparkSession.builder
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)

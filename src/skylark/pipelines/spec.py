@@ -248,6 +248,8 @@ def _check_meaning(declared: Declared) -> None:
         )
     if source.format == "rocketmq" and source.path is not None:
         raise document.error(("source", "path"), "a topic has no path; it is named by the option subscribe")
+    if source.format == "rocketmq-commitlog" and source.path is None:
+        raise document.error(("source", "path"), "missing: the directory of a broker's store")
     if sink.format == "parquet" and sink.path is None:
         raise document.error(("sink", "path"), "missing: the directory that the Parquet files go to")
     if sink.format == "table" and sink.table is None:

@@ -21,7 +21,7 @@ import pyspark
 
 import skylark
 from skylark.pipelines.errors import PipelineError
-from skylark.pipelines.session import check_java
+from skylark.pipelines.session import QUIET_LOG, check_java
 
 _UNPACKED: Final = "environment"
 _OLDEST_ZIP_DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -55,6 +55,7 @@ def command(submission: Submission, package: Path) -> list[str]:
         settings.setdefault("spark.pyspark.python", submission.python)
     if not in_cluster:
         settings.setdefault("spark.pyspark.driver.python", sys.executable)
+        settings.setdefault("spark.driver.extraJavaOptions", QUIET_LOG)
     else:
         call += ["--files", str(submission.file)]
     for key, value in settings.items():
