@@ -140,17 +140,27 @@ def show(results: Results) -> None:
         console.print(f"Python client, {row.title}: official {row.apache}, ours {row.skylark}, {row.ratio:.1f} times")
 
 
+def draw(results: Results, folder: Path) -> tuple[bool, bool]:
+    """Whether there is a chart of the ratios, and one of how cost grows."""
+    try:
+        return (
+            charts.draw_ratios(results, folder / "ratios.svg"),
+            charts.draw_growths(results, folder / "growth.svg"),
+        )
+    except ImportError as problem:
+        console.print(f"no charts: {problem}", markup=False)
+        return False, False
+
+
 def write_reports(results: Results, folder: Path) -> None:
-    drawn = charts.draw_ratios(results, folder / "ratios.svg")
-    grown = charts.draw_growths(results, folder / "growth.svg")
+    drawn, grown = draw(results, folder)
     text = report.markdown(results, "ratios.svg" if drawn else None, "growth.svg" if grown else None)
     (folder / "table.md").write_text(text)
 
 
 def write_document(results: Results) -> None:
     """The figures of the document, the charts it shows, and the results they come from."""
-    drawn = charts.draw_ratios(results, PICTURES / "ratios.svg")
-    grown = charts.draw_growths(results, PICTURES / "growth.svg")
+    drawn, grown = draw(results, PICTURES)
     write_results(PICTURES / "results.json", results)
     figures = report.markdown(
         results, "benchmarks/ratios.svg" if drawn else None, "benchmarks/growth.svg" if grown else None
