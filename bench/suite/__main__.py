@@ -132,7 +132,7 @@ def measure_all(options: argparse.Namespace, path: Path) -> tuple[Results, list[
 def show(results: Results) -> None:
     table = Table()
     for at, column in enumerate(report.COLUMNS):
-        table.add_column(column, justify="left" if at < 2 else "right", no_wrap=at > 1)
+        table.add_column(column, justify="left" if at < 2 else "right", overflow="fold")
     for row in report.rows(results):
         table.add_row(*row.cells(), style="" if row.reached != "no" else "yellow")
     console.print(table)
