@@ -56,8 +56,8 @@ format: $(SETUP) ## put the code into the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: $(SETUP) ## the fast tests, without Apache's clients
-	$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
+unit: $(SETUP) ## the fast tests, without Apache's parts and without Spark
+	$(BIN)/python -m pytest $(addprefix --ignore=tests/,interop client/both spark pipelines faults) $(ARGS)
 
 bench: interop ## side by side with Apache RocketMQ; ARGS=--quick takes five minutes
 	$(BIN)/python -m bench.suite $(ARGS)
