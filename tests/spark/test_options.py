@@ -47,3 +47,8 @@ def test_offsets_per_queue() -> None:
     for text in ("[", '{"t":5}', '{"t":{"b":{"x":5}}}'):
         with pytest.raises(BadOption, match=r"option x=.*expected JSON such as"):
             per_queue(text, "x")
+
+
+def test_what_spark_adds_itself_is_no_mistake() -> None:
+    added = {"queryName": "orders", "checkpointLocation": "x"}
+    assert read_options({"nameServer": "a:1", "subscribe": "orders", **added}).subscribe == "orders"

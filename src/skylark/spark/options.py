@@ -21,7 +21,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Millis = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
-_OF_SPARK: Final = frozenset(("path", "checkpointlocation"))
+_OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """Options that Spark itself hands to every source and sink."""
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
