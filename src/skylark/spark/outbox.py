@@ -170,7 +170,7 @@ class Outbox:
             reply = connection.take(number)
         except OSError as e:
             self._cluster.drop(connection)
-            self._failed(pack, e, pauses=False)
+            self._failed(pack, e, pauses=pack.failed_broker is not None)
             self._post(pack)
             return
         if reply.code in _STORED and not (self._halves and reply.code != ResponseCode.SUCCESS):

@@ -39,8 +39,8 @@ from skylark.wire.message import parse_message_id
 
 log = logging.getLogger(__name__)
 
-_FIRST_WITH_TIMERS: Final = 413
-"""`brokerVersion` of Apache RocketMQ 5.0.0: brokers before it ignore a delay in milliseconds."""
+_WITHOUT_TIMERS: Final = ("V3_", "V4_")
+"""Versions of Apache's brokers that ignore a delay in milliseconds."""
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -129,10 +129,10 @@ class Delivery:
                 info = runtime_info(cluster, broker, topic)
                 if halves is not None:
                     require_skylark(broker, info)
-                if self._rows.has_delays and int(info.get("brokerVersion", 0)) < _FIRST_WITH_TIMERS:
+                version = info.get("brokerVersionDesc", "")
+                if self._rows.has_delays and version.startswith(_WITHOUT_TIMERS):
                     raise BadOption(
-                        f"column 'delay': broker {broker} is {info.get('brokerVersionDesc', 'of an old version')}, "
-                        "which has no timers; 5.0.0 is the first that has"
+                        f"column 'delay': broker {broker} is {version}, which has no timers; those from 5.0.0 on have"
                     )
 
         return Outbox(
