@@ -27,7 +27,7 @@ from skylark.spark.ledger import Ledger
 from skylark.spark.options import BadOption, read_options, write_options
 from skylark.spark.outbox import Outbox
 from skylark.spark.planning import ranges_between
-from skylark.spark.reading import read_ranges
+from skylark.spark.reading import Wanted, read_ranges
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import Delivery, Sent
 
@@ -262,7 +262,7 @@ def read_keys(namesrv: str, topic: str) -> list[str]:
         queues = positions.queues_of(cluster, options)
         ranges = ranges_between(cluster.min_offsets(queues), cluster.max_offsets(queues))
     found: list[str] = []
-    for batch in read_ranges(options, ranges, ["msgId"]):
+    for batch in read_ranges(Wanted(options, ["msgId"]), ranges):
         found += batch.column(0).to_pylist()
     return found
 
