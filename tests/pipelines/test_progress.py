@@ -84,7 +84,7 @@ def test_queries_are_stopped_together(spark: SparkSession) -> None:
 
 
 def test_a_failure_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
-    source = spark.readStream.format("rocketmq").options(nameServer="127.0.0.1:1", subscribe="orders", timeout="300ms")
+    source = spark.readStream.format("rocketmq").options(nameServer="127.0.0.1:1", subscribe="orders", timeout="1s")
     writer = source.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
     with pytest.raises(PipelineError, match=r"^no connection to 127\.0\.0\.1:1[^\n]*$"):
         follow(writer.start(), title="orders", console=Console(file=io.StringIO()))

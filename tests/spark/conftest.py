@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from servers import ROOT, SERVERS, Server, request
+from servers import Server, request
 
 from skylark import spark as rocketmq
 from skylark.client.sync import Producer
@@ -42,17 +41,8 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session", params=["skylark", "apache"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A name server and a broker in processes of their own."""
-    if request.param == "apache":
-        setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
-        done = subprocess.run(setup, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.fail(done.stderr, pytrace=False)
-    server = SERVERS[request.param](tmp_path_factory.mktemp(request.param), enablePropertyFilter="true")
-    server.start()
-    yield server
-    server.kill()
+def server(request: pytest.FixtureRequest, started: Callable[[str], Server]) -> Server:
+    return started(request.param)
 
 
 class Topics:

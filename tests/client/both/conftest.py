@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,6 @@ from servers import (
     JAVA_OPENS,
     POLL_S,
     ROOT,
-    SERVERS,
-    SOON_ASKED,
     START_DEADLINE_S,
     ApacheServer,
     Process,
@@ -35,15 +33,8 @@ from servers import (
 
 
 @pytest.fixture(scope="session", params=["skylark", "apache"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A name server and a broker in processes of their own."""
-    if request.param == "apache":
-        _fetch_apache()
-    settings = {"enablePropertyFilter": "true", "recallMessageEnable": "true", **SOON_ASKED}
-    server = SERVERS[request.param](tmp_path_factory.mktemp(request.param), **settings)
-    server.start()
-    yield server
-    server.kill()
+def server(request: pytest.FixtureRequest, started: Callable[[str], Server]) -> Server:
+    return started(request.param)
 
 
 @pytest.fixture
