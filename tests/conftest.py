@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from servers import ROOT, SERVERS, SOON_ASKED, Server
+from servers import SERVERS, SOON_ASKED, Server, fetch_apache
 
 # A test must not fail because the machine is busy.
 settings.register_profile("any-machine", deadline=None)
@@ -26,10 +24,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     def get(kind: str) -> Server:
         if kind not in running:
             if kind == "apache":
-                setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
-                done = subprocess.run(setup, capture_output=True, text=True, check=False)
-                if done.returncode != 0:
-                    pytest.fail(done.stderr, pytrace=False)
+                fetch_apache()
             wanted = {"enablePropertyFilter": "true", "recallMessageEnable": "true", **SOON_ASKED}
             server = SERVERS[kind](tmp_path_factory.mktemp(kind), **wanted)
             server.start()

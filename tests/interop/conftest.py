@@ -6,15 +6,13 @@ pytest tests/interop --server apache    # the same tests against Apache RocketMQ
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 
 import pytest
 from drivers import Driver, Session, java_driver
 from mqadmin import Admin
-from servers import ROOT, SERVERS, SOON_ASKED, Server
+from servers import SERVERS, SOON_ASKED, Server, fetch_apache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,10 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def java_parts() -> None:
     """Apache's jars and the compiled drivers; quick when they are there."""
-    setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
-    done = subprocess.run(setup, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.fail(done.stderr, pytrace=False)
+    fetch_apache()
 
 
 @pytest.fixture(scope="session")

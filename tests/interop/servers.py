@@ -67,6 +67,14 @@ def free_addresses() -> tuple[str, str]:
     return f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
 
 
+def fetch_apache() -> None:
+    """Apache's jars and the compiled drivers; quick when they are there."""
+    setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
+    done = subprocess.run(setup, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ServerError(done.stderr)
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without what would send Apache's parts to another server."""
     return {key: value for key, value in os.environ.items() if key not in {"NAMESRV_ADDR", "ROCKETMQ_HOME"}}

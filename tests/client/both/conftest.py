@@ -5,7 +5,6 @@ Each server is started once, with the first test that needs it.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 import uuid
@@ -21,12 +20,12 @@ from servers import (
     GET_ROUTEINFO_BY_TOPIC,
     JAVA_OPENS,
     POLL_S,
-    ROOT,
     START_DEADLINE_S,
     ApacheServer,
     Process,
     Server,
     ServerError,
+    fetch_apache,
     free_port,
     request,
 )
@@ -45,7 +44,7 @@ def namesrv(server: Server) -> str:
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """A process with Apache's Java client 5.5.0."""
-    _fetch_apache()
+    fetch_apache()
     driver = java_driver(APACHE_VERSION, tmp_path_factory.mktemp("java"))
     yield driver
     driver.close()
@@ -62,7 +61,7 @@ def java_session(java: Driver, namesrv: str) -> Iterator[Session]:
 @pytest.fixture(scope="session")
 def mqadmin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """A process with Apache's mqadmin 5.5.0."""
-    _fetch_apache()
+    fetch_apache()
     driver = java_driver(APACHE_VERSION, tmp_path_factory.mktemp("mqadmin"), "skylark.AdminDriver")
     yield driver
     driver.close()
@@ -162,11 +161,3 @@ class SecondBroker:
             *(f"-Duser.home={self._directory}", "-cp", f"{CACHE / APACHE_VERSION}/*"),
             *("org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf)),
         ]
-
-
-def _fetch_apache() -> None:
-    """Apache's jars; quick when they are there."""
-    setup = [sys.executable, str(ROOT / "tools" / "interop_setup.py"), "java"]
-    done = subprocess.run(setup, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.fail(done.stderr, pytrace=False)
