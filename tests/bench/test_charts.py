@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from bench.suite.charts import draw_growths, draw_ratios
 from bench.suite.report import rows
 from bench.suite.running import Grown, Measured, Results
-
-pytest.importorskip("matplotlib")
 
 RESULTS = Results(
     workloads={
