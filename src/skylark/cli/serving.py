@@ -43,11 +43,12 @@ class Running:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._stop_asked = asyncio.Event()
+        self._failure: Failure | None = None
 
     async def __aenter__(self) -> "Running":
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_asked.set)
+            loop.add_signal_handler(number, self.stop)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -64,8 +65,16 @@ class Running:
         self._stack.push_async_callback(server.stop)
         return bound
 
+    def stop(self, failure: Failure | None = None) -> None:
+        """End the wait for the signal, as if it had come or with what went wrong."""
+        if not self._stop_asked.is_set():
+            self._failure = failure
+        self._stop_asked.set()
+
     async def until_told_to_stop(self) -> None:
         await self._stop_asked.wait()
+        if self._failure is not None:
+            raise self._failure
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -83,11 +92,12 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(main())
 
 
-def log_to_stderr(*, verbose: bool) -> None:
+def log_to_stderr(*, verbose: bool, name: str = "") -> None:
+    """Each line says the time and how bad it is; with a name, also which of several processes wrote it."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
+        format=f"%(asctime)s {name + ' ' if name else ''}%(levelname)s %(message)s",
     )
 
 

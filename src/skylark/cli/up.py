@@ -1,4 +1,4 @@
-"""`skylark up`: a name server and a broker in one process."""
+"""`skylark up`: a name server and a broker in one process, or several brokers in processes of their own."""
 
 import enum
 from pathlib import Path
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory, writes_back
+from skylark.cli.serving import (
+    Running,
+    Server,
+    address,
+    log_to_stderr,
+    reachable,
+    run,
+    writable_directory,
+    writes_back,
+)
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
@@ -39,6 +48,12 @@ def up(
     store: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="./data")
     ] = None,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=26, metavar="N", help="So many brokers, each with a process, a store and a port of its own."
+        ),
+    ] = 1,
     advertise: options.Advertise = None,
     flush: Annotated[
         Flush | None,
@@ -58,6 +73,9 @@ def up(
     Any RocketMQ client works with it: point it at the name server's address. Stop with Ctrl-C.
     Options go before what the file given with -c says.
 
+    A broker uses one core. With --brokers there are several, broker-a, broker-b and so on, in directories of these
+    names in DIR and ten ports apart. Topics have queues in all of them. When one ends, all are stopped.
+
     [bold]Examples[/bold]
 
     [cyan]skylark up[/cyan]  everything on this machine, messages in ./data
@@ -65,6 +83,8 @@ def up(
     [cyan]skylark up --namesrv-port 0 --broker-port 0[/cyan]  on free ports, for tests
 
     [cyan]skylark up --host 0.0.0.0 --advertise 192.168.1.20[/cyan]  for clients on other machines
+
+    [cyan]skylark up --brokers 2[/cyan]  two brokers, on ports 10911 and 10921
 
     [cyan]skylark up --flush sync -c broker.conf[/cyan]  acknowledge only what is on the disk
     """
@@ -79,7 +99,12 @@ def up(
         listen_port=namesrv_port,
         kv_config_path=str(root / "namesrv" / "kvConfig.json"),
     )
-    run(lambda: _serve(namesrv_config, broker_config, config, filter_server))
+    broker_configs = [broker_config]
+    if brokers > 1:
+        from skylark.cli import fleet
+
+        broker_configs = fleet.configs(broker_config, brokers)
+    run(lambda: _serve(namesrv_config, broker_configs, config, filter_server=filter_server, verbose=verbose))
 
 
 def _broker_config(
@@ -111,34 +136,47 @@ def _broker_config(
 
 
 async def _serve(
-    namesrv_config: "NamesrvConfig", broker_config: "BrokerConfig", file: Path | None, filter_server: bool
+    namesrv_config: "NamesrvConfig",
+    broker_configs: "list[BrokerConfig]",
+    file: Path | None,
+    *,
+    filter_server: bool,
+    verbose: bool,
 ) -> None:
-    from skylark.broker.app import Broker, advertised_address
+    from skylark.broker.app import advertised_address
     from skylark.nameserver.app import NameServer
 
-    host = broker_config.bind_address
+    host = namesrv_config.bind_address
     # The name server is on this machine, so the way to it does not show the address that others reach us at.
-    broker_config.broker_ip1 = advertised = broker_config.broker_ip1 or advertised_address(host, "")
+    advertised = broker_configs[0].broker_ip1 or advertised_address(host, "")
     async with Running() as running:
         name_server = NameServer(namesrv_config)
         namesrv_port = await running.start(
             name_server, "name server", host, namesrv_config.listen_port, "another with --namesrv-port"
         )
-        broker_config.namesrv_addr = address(reachable(host), namesrv_port)
-        broker_port = await running.start(
-            Broker(broker_config, on_config_change=writes_back(file)),
-            "broker",
-            host,
-            broker_config.listen_port,
-            "another with --broker-port",
-        )
+        brokers = []
+        for config in broker_configs:
+            config.broker_ip1, config.namesrv_addr = advertised, address(reachable(host), namesrv_port)
+            server = _broker(running, config, file, alone=len(broker_configs) == 1, verbose=verbose)
+            port = await running.start(server, "broker", host, config.listen_port, "another with --broker-port")
+            if filter_server:
+                await _start_filter_server(running, host, advertised, address(reachable(host), port))
+            brokers.append(address(reachable(host, advertised), port))
         namesrv_address = address(reachable(host, advertised), namesrv_port)
-        broker_address = address(reachable(host, advertised), broker_port)
-        if filter_server:
-            await _start_filter_server(running, host, advertised, address(reachable(host), broker_port))
-        _greet(namesrv_address, broker_address, broker_config)
-        print(f"ready namesrv={namesrv_address} broker={broker_address}", flush=True)
+        _greet(namesrv_address, brokers, broker_configs)
+        print(f"ready namesrv={namesrv_address} broker={';'.join(brokers)}", flush=True)
         await running.until_told_to_stop()
+
+
+def _broker(running: Running, config: "BrokerConfig", file: Path | None, *, alone: bool, verbose: bool) -> Server:
+    """In this process, unless there are others."""
+    if alone:
+        from skylark.broker.app import Broker
+
+        return Broker(config, on_config_change=writes_back(file))
+    from skylark.cli.fleet import BrokerProcess, Order
+
+    return BrokerProcess(Order(config, str(file) if file else None, verbose), running.stop)
 
 
 async def _start_filter_server(running: Running, host: str, advertised: str, broker: str) -> None:
@@ -151,19 +189,23 @@ async def _start_filter_server(running: Running, host: str, advertised: str, bro
     await running.start(FilterServer(config), "filter server", host, 0, "another")
 
 
-def _greet(namesrv_address: str, broker_address: str, config: "BrokerConfig") -> None:
+def _greet(namesrv_address: str, brokers: list[str], configs: "list[BrokerConfig]") -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    broker = escape(f"{config.broker_name} in {config.broker_cluster_name}")
-    store = escape(str(Path(config.store_path_root_dir).resolve()))
-    flush = "on the disk" if config.flush_disk_type == "SYNC_FLUSH" else "written"
+    flush = "on the disk" if configs[0].flush_disk_type == "SYNC_FLUSH" else "written"
+    lines = []
+    for where, config in zip(brokers, configs, strict=True):
+        store = escape(str(Path(config.store_path_root_dir).resolve()))
+        name = escape(f"{config.broker_name} in {config.broker_cluster_name}")
+        lines.append(f"  broker       [green]{where}[/green]  {name}")
+        lines.append(f"  store        {store}  a send is acknowledged when {flush}")
+    shown = "\n".join(lines)
     Console(highlight=False, soft_wrap=True).print(
         f"""[bold]Skylark[/bold] speaks RocketMQ
 
   name server  [green]{namesrv_address}[/green]
-  broker       [green]{broker_address}[/green]  {broker}
-  store        {store}  a send is acknowledged when {flush}
+{shown}
 
 First message, from another terminal:
 
