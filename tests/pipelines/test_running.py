@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
+from servers import Server, SkylarkServer
 
 from skylark.client.sync import Producer
 from skylark.pipelines import spec
@@ -90,6 +92,62 @@ def test_topic_to_files_and_on_from_there(
     assert run_once(declared, spark).rows == 0
 
 
+TO_TOPIC = """\
+name: payments
+source:
+  format: rocketmq
+  options: {{nameServer: "{namesrv}", subscribe: {topic}, startingOffsets: earliest, maxOffsetsPerTrigger: 2}}
+transforms:
+  - sql: select upper(cast(body as string)) as body, keys, 'paid' as tags from input where tags = 'payment'
+sink:
+  format: rocketmq
+  options: {{nameServer: "{namesrv}", topic: {topic}_paid, deliveryGuarantee: exactly-once}}
+"""
+
+
+def sent_on(spark: SparkSession, namesrv: str, topic: str) -> list[tuple[str, str, str]]:
+    frame = spark.read.format("rocketmq").options(nameServer=namesrv, subscribe=topic).load()
+    return sorted((bytes(row.body).decode(), row.tags, row["keys"]) for row in frame.collect())
+
+
+def test_topic_to_topic(
+    spark: SparkSession, server: Server, namesrv: str, topic: str, topics: Any, tmp_path: Path
+) -> None:
+    topics.create(topic, 2)
+    topics.send(topic, "a", "b", "c", tag="payment", key="k")
+    topics.send(topic, "d", tag="refund", key="k")
+    text = TO_TOPIC.format(namesrv=namesrv, topic=topic)
+    if not isinstance(server, SkylarkServer):
+        with pytest.raises(PipelineError, match=r"is not a Skylark broker but V5_5_0.*at-least-once works with every"):
+            run_once(declare(tmp_path, text), spark)
+        text = text.replace("exactly-once", "at-least-once")
+    declared = declare(tmp_path, text)
+    summary = run_once(declared, spark)
+    assert (summary.rows, summary.batches, summary.lag) == (4, 2, 0)
+    topics.send(topic, "e", tag="payment", key="k")
+    assert run_once(declared, spark).rows == 1
+    assert sent_on(spark, namesrv, f"{topic}_paid") == [(text, "paid", "k") for text in "ABCE"]
+
+
+def test_topic_to_topic_by_command(
+    spark: SparkSession, skylark: Any, namesrv: str, topic: str, topics: Any, tmp_path: Path
+) -> None:
+    topics.create(topic)
+    topics.send(topic, "a", "b", tag="payment", key="k")
+    statement = "select body, keys, 'paid' as tags from input where tags = 'payment'"
+    place = ("--from", topic, "--to", f"{topic}_paid", "--checkpoint", tmp_path / "kept", "-n", namesrv)
+    command = ("pipeline", "etl", statement, *place, "--once")
+    first = skylark(*command)
+    assert (first.code, first.out) == (0, ""), first.err
+    assert first.err.startswith(f"{topic}-to-{topic}_paid: 2 rows in 1 batch")
+    topics.send(topic, "c", tag="payment", key="k")
+    assert skylark(*command, "--sink-option", "maxInFlight=1", "--option", "pullBatchSize=1").code == 0
+    assert sent_on(spark, namesrv, f"{topic}_paid") == [(text, "paid", "k") for text in "abc"]
+    wrong = skylark(*command, "--sink-option", "topik=x")
+    assert (wrong.code, wrong.out) == (1, "")
+    assert wrong.err.startswith("skylark: skylark pipeline etl: unknown option 'topik'; did you mean topic")
+
+
 def test_a_topic_that_is_not_there(spark: SparkSession, namesrv: str, module: str, tmp_path: Path) -> None:
     declared = declare(tmp_path, TO_FILES.format(namesrv=namesrv, topic="no_such_topic", module=module))
     with pytest.raises(PipelineError, match="topic 'no_such_topic' does not exist at name server"):
@@ -159,3 +217,33 @@ def test_files_to_the_terminal(spark: SparkSession, tmp_path: Path, capsys: pyte
     parquet = FILES.replace("json", "parquet").replace("  schema: id bigint, name string\n", "")
     with pytest.raises(PipelineError, match=r"pipeline\.yaml:4: source\.path: .*none"):
         check(declare(tmp_path, parquet.replace("path: in", "path: none")), spark)
+
+
+FROM_STORE = """\
+name: history
+source:
+  format: rocketmq-commitlog
+  path: "{store}"
+  options: {{topics: {topic}, bodyFormat: json, bodySchema: "id int, price double"}}
+transforms:
+  - sql: select value.id, value.price from input where value.price > 1
+sink:
+  format: parquet
+  path: out
+"""
+
+
+def test_a_store_to_files(spark: SparkSession, server: Server, topic: str, topics: Any, tmp_path: Path) -> None:
+    topics.create(topic)
+    topics.send(topic, *(f'{{"id": {number}, "price": {number}.5}}' for number in range(4)))
+    declared = declare(tmp_path, FROM_STORE.format(store=server.store, topic=topic))
+    assert run_once(declared, spark).rows == 3
+    assert sorted(map(tuple, spark.read.parquet(str(tmp_path / "out")).collect())) == [(n, n + 0.5) for n in (1, 2, 3)]
+    with pytest.raises(PipelineError, match=r"history: .*PATH_ALREADY_EXISTS"):
+        run_once(declared, spark)
+    topics.send(topic, "oops")
+    (tmp_path / "pipeline.yaml").write_text(
+        (tmp_path / "pipeline.yaml").read_text().replace("path: out", "path: again")
+    )
+    with pytest.raises(PipelineError, match=rf"history: queue 0 of topic {topic} .* is not json: "):
+        run_once(spec.read(tmp_path / "pipeline.yaml"), spark)

@@ -51,8 +51,11 @@ class Topics:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def create(self, topic: str, queues: int = 1) -> str:
-        """Also changes the number of queues of one that is there; returns when the name server knows."""
+    def create(self, topic: str, queues: int = 1, total: int | None = None) -> str:
+        """Also changes the number of queues of one that is there; returns when the name server knows.
+
+        `total` is the number of queues at all brokers, if there are others.
+        """
         header = {
             "topic": topic,
             "defaultTopic": "TBW102",
@@ -65,7 +68,7 @@ class Topics:
         }
         assert request(self._server.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)[0]["code"] == 0
         with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
-            while len(cluster.queues(topic, must_exist=True)) != queues:
+            while len(cluster.queues(topic, must_exist=True)) != (total or queues):
                 time.sleep(0.05)
         return topic
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skylark.spark.bodies import Shape
 from skylark.spark.columns import NAMES
 from skylark.spark.commitlog import Segment, SegmentFile
 from skylark.spark.offline import broker_name, log_directories, plan, scan_options
@@ -27,6 +28,7 @@ from skylark.wire.message import (
 
 HOST = encode_host("127.0.0.1", 10911)
 SEGMENT_BYTES = 2048
+ALL = Shape(NAMES)
 HOUR_MS = 3_600_000
 
 
@@ -76,7 +78,7 @@ def rows(path: Path, **options: Any) -> list[dict[str, Any]]:
 
 def batches(path: Path, **options: Any) -> list[pa.RecordBatch]:
     parsed = scan_options({"path": str(path), **{name: str(value) for name, value in options.items()}})
-    return [batch for parts in plan(parsed) for batch in read_parts(parsed, parts, NAMES)]
+    return [batch for parts in plan(parsed) for batch in read_parts(parsed, ALL, parts)]
 
 
 def bodies(path: Path, **options: Any) -> list[bytes]:
@@ -126,7 +128,7 @@ def test_every_message_once_however_the_log_is_cut(
     tasks = plan(options)
     order = data.draw(st.permutations(range(len(tasks))))
     found = {
-        n: [row["body"] for batch in read_parts(options, tasks[n], NAMES) for row in batch.to_pylist()] for n in order
+        n: [row["body"] for batch in read_parts(options, ALL, tasks[n]) for row in batch.to_pylist()] for n in order
     }
     assert [body for number in sorted(found) for body in found[number]] == sent
 
@@ -169,7 +171,7 @@ def test_a_forged_record_at_the_place_that_it_names_is_an_error_and_no_message(t
         end = file.written_end()
     options = scan_options({"path": str(tmp_path)})
     with pytest.raises(DataLost, match=f"{path.name}, position {at} .*runs past"):
-        list(read_parts(options, [Part("b", segment, 0, place), Part("b", segment, place, end)], NAMES))
+        list(read_parts(options, ALL, [Part("b", segment, 0, place), Part("b", segment, place, end)]))
 
 
 def test_segments_that_are_small_share_a_task(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_what_is_written_after_the_plan_is_not_read(tmp_path: Path) -> None:
     log.append(b"b")
     for _ in range(2):
         assert [
-            row["body"] for parts in tasks for batch in read_parts(options, parts, NAMES) for row in batch.to_pylist()
+            row["body"] for parts in tasks for batch in read_parts(options, ALL, parts) for row in batch.to_pylist()
         ] == [b"a"]
 
 
@@ -303,9 +305,9 @@ def test_a_segment_that_retention_deletes_while_it_is_read(tmp_path: Path) -> No
         (parts,) = plan(options)
         if strict == "false":
             path.unlink()
-            assert list(read_parts(options, parts, NAMES)) == []
+            assert list(read_parts(options, ALL, parts)) == []
     with pytest.raises(DataLost, match="deleted since"):
-        list(read_parts(scan_options({"path": str(tmp_path)}), parts, NAMES))
+        list(read_parts(scan_options({"path": str(tmp_path)}), ALL, parts))
 
 
 # Which messages.

@@ -70,6 +70,21 @@ def test_delayed_messages_are_in_their_topic_once(spark: SparkSession, server: S
     assert [bytes(row.body) for row in parked.collect()] == [b"in two hours"]
 
 
+def test_bodies_are_decoded(spark: SparkSession, server: Server, topics: Any, topic: str) -> None:
+    topics.create(topic, 2)
+    topics.send(topic, '{"id": 1}', '{"id": 2}', queue_id=0)
+    topics.send(topic, "oops", queue_id=1)
+    options = {"topics": topic, "bodyFormat": "json", "bodySchema": "id int"}
+    found = read(spark, server.store, badRecords="drop", **options).select("value.id", "offset", "queueId")
+    assert rows(found) == [(1, 0, 0), (2, 1, 0)]
+    place = f"queue 1 of topic {topic} at broker {server.store.parent.name}"
+    with pytest.raises(PySparkException, match=f"{place}: the message at offset 0 is not json: .*set badRecords=drop "):
+        read(spark, server.store, **options).collect()
+    text = spark.read.format("rocketmq-commitlog").schema("value string, offset bigint")
+    read_text = text.options(topics=topic, bodyFormat="text", queues="1").load(str(server.store))
+    assert rows(read_text) == [("oops", 0)]
+
+
 def test_spark_says_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match=r"option path=.*holds neither a commitlog directory nor segments"):
         read(spark, tmp_path).collect()
@@ -77,6 +92,10 @@ def test_spark_says_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
         read(spark, tmp_path / "nowhere").collect()
     with pytest.raises(PySparkException, match="unknown option 'topik'; did you mean topics"):
         read(spark, tmp_path, topik="a").collect()
+    with pytest.raises(PySparkException, match="option bodyFormat=json needs the option bodySchema"):
+        read(spark, tmp_path, bodyFormat="json").collect()
+    with pytest.raises(PySparkException, match="option badRecords='dlq'"):
+        read(spark, tmp_path, badRecords="dlq").collect()
     log = tmp_path / "commitlog"
     log.mkdir()
     assert read(spark, tmp_path).collect() == []

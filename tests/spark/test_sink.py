@@ -22,12 +22,13 @@ from skylark.client.message import MessageQueue
 from skylark.client.routes import TopicRoute
 from skylark.client.sync import Producer
 from skylark.spark import positions
+from skylark.spark.bodies import Shape
 from skylark.spark.cluster import Cluster
 from skylark.spark.ledger import Ledger
 from skylark.spark.options import BadOption, read_options, write_options
 from skylark.spark.outbox import Outbox
 from skylark.spark.planning import ranges_between
-from skylark.spark.reading import Wanted, read_ranges
+from skylark.spark.reading import read_ranges
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import Delivery, Sent
 
@@ -262,7 +263,7 @@ def read_keys(namesrv: str, topic: str) -> list[str]:
         queues = positions.queues_of(cluster, options)
         ranges = ranges_between(cluster.min_offsets(queues), cluster.max_offsets(queues))
     found: list[str] = []
-    for batch in read_ranges(Wanted(options, ["msgId"]), ranges):
+    for batch in read_ranges(options, Shape(["msgId"]), ranges):
         found += batch.column(0).to_pylist()
     return found
 

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 _LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\w*): (.+)$")
 _OURS: Final = frozenset(
     """
-    BadOption BadColumns BadRow BadBody DataLost RouteNotFound NotReachable RequestTimeout BrokerError InvalidMessage
-    SendFailed
+    BadOption BadColumns BadRow Undecodable DataLost RouteNotFound NotReachable RequestTimeout BrokerError
+    InvalidMessage SendFailed
     """.split()
 )
 _LONGEST: Final = 600

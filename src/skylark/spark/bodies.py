@@ -11,12 +11,13 @@ import decimal
 import importlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, Self, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 from pyspark.sql import types as spark_types
@@ -24,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from skylark.client.errors import RocketMQError
 from skylark.client.validation import user_properties
+from skylark.spark import columns
 from skylark.spark.options import BadOption, Reading
 from skylark.spark.queues import Queue
 from skylark.spark.records import Records
@@ -50,6 +52,17 @@ Decode = Callable[[bytes], Any]
 
 class Undecodable(RocketMQError):
     """A body that is not what the options say."""
+
+
+class Decoding(Protocol):
+    """The options about bodies, of reads with and without a broker."""
+
+    @property
+    def body_format(self) -> str: ...
+    @property
+    def body_schema(self) -> str | None: ...
+    @property
+    def body_message(self) -> str | None: ...
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -92,10 +105,13 @@ class Format(msgspec.Struct, frozen=True):
         return decode
 
 
-def format_of(options: Reading) -> Format | None:
+def format_of(options: Decoding) -> Format | None:
     """How the bodies are to be decoded, None if they stay as they are. Raises BadOption."""
     name, schema = options.body_format, options.body_schema
-    _check(options)
+    if name in ("binary", "text") and schema is not None:
+        raise BadOption(f"option bodySchema has no meaning with bodyFormat={name}")
+    if options.body_message is not None and name != "protobuf":
+        raise BadOption("option bodyMessage is for bodyFormat=protobuf")
     if name == "binary":
         return None
     if name == "text":
@@ -110,17 +126,30 @@ def format_of(options: Reading) -> Format | None:
     return Format(name, schema.encode() if is_text else _file(schema), options.body_message or "")
 
 
-def _check(options: Reading) -> None:
-    if options.body_format in ("binary", "text") and options.body_schema is not None:
-        raise BadOption(f"option bodySchema has no meaning with bodyFormat={options.body_format}")
-    if options.body_message is not None and options.body_format != "protobuf":
-        raise BadOption("option bodyMessage is for bodyFormat=protobuf")
-    if (options.bad_records == "dlq") != (options.dlq_topic is not None):
-        raise BadOption("the options badRecords=dlq and dlqTopic need each other")
-    topics = re.split(r"\s*,\s*", (options.subscribe or "").strip())
-    pattern = options.subscribe_pattern
-    if options.dlq_topic and (options.dlq_topic in topics or (pattern and re.fullmatch(pattern, options.dlq_topic))):
-        raise BadOption(f"option dlqTopic={options.dlq_topic!r} is itself read: bad records would go round in circles")
+def spark_schema(options: Decoding) -> str:
+    """The columns that a source with these options has, as Spark is told. Raises BadOption."""
+    format = format_of(options)
+    return columns.SCHEMA if format is None else f"{columns.SCHEMA}, {COLUMN} {format.spark_type}"
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """Which columns tasks are to give, and how the bodies become one of them. Travels to the workers."""
+
+    names: Sequence[str]
+    format: Format | None = None
+    value_type: spark_types.DataType | None = None
+
+
+def shape_of(options: Decoding, schema: spark_types.StructType) -> Shape:
+    """All columns, or those that the user's own `.schema()` names. Raises ValueError for what can't be given."""
+    format = format_of(options)
+    plain = {field.name: field.dataType.simpleString() for field in schema}
+    if format is not None:
+        plain.pop(COLUMN, None)
+    columns.check(plain)
+    if format is None or COLUMN not in schema.fieldNames():
+        return Shape(schema.fieldNames())
+    return Shape(schema.fieldNames(), format, schema[COLUMN].dataType)
 
 
 def _file(path: str) -> bytes:
@@ -139,14 +168,21 @@ def _module(name: str) -> Any:
         ) from None
 
 
-class Values:
-    """Makes the column of a task, and does with bad rows what the options say. Used as a context manager."""
+class Columns:
+    """Makes the columns of a task, and does with bad rows what the options say. Used as a context manager.
 
-    def __init__(self, options: Reading, format: Format, kind: spark_types.DataType) -> None:
-        self._options = options
-        self._format = format
-        self._type = to_arrow_type(kind, timezone="UTC")
-        self._decode = format.decoder(kind)
+    `bad_records` is `fail`, `drop`, or `dlq`, which also needs the options with its topic.
+    """
+
+    def __init__(self, shape: Shape, bad_records: str, dlq: Reading | None = None) -> None:
+        self._names = list(shape.names)
+        self._format = shape.format
+        if shape.format is not None and shape.value_type is not None:
+            self._type = to_arrow_type(shape.value_type, timezone="UTC")
+            self._decode = shape.format.decoder(shape.value_type)
+        self._bad_records = bad_records
+        self._dlq = dlq if bad_records == "dlq" else None
+        self._can_send = dlq is not None
         self._producer: Producer | None = None
 
     def __enter__(self) -> Self:
@@ -158,15 +194,19 @@ class Values:
         if self._producer is not None:
             self._producer.__exit__(kind, error, trace)
 
-    def of(self, records: Records, queue: Queue) -> tuple[Records, pa.Array]:
-        """The records that can be decoded, and their values. Raises Undecodable."""
+    def of(self, records: Records, *, broker: str, topic: str | None = None) -> pa.RecordBatch:
+        """The records that can be decoded. Without `topic` it is read from them. Raises Undecodable."""
+        if self._format is None:
+            return columns.record_batch(records, self._names, broker=broker, topic=topic)
         bodies = records.bodies().to_pylist()
         values, bad = self._decoded(bodies)
-        if not bad:
-            return records, values
-        self._settle(records, queue, bodies, bad)
-        kept = pa.array([row not in bad for row in range(len(records))]).to_numpy(zero_copy_only=False)
-        return records.filter(kept), values.filter(pa.array(kept))
+        if bad:
+            self._settle(records, broker, topic, bodies, bad)
+            kept = np.array([row not in bad for row in range(len(records))])
+            records, values = records.filter(kept), values.filter(pa.array(kept))
+        others = [name for name in self._names if name != COLUMN]
+        batch = columns.record_batch(records, others, broker=broker, topic=topic)
+        return batch.append_column(COLUMN, values).select(self._names)
 
     def _decoded(self, bodies: list[bytes]) -> tuple[pa.Array, dict[int, str]]:
         """The values, and row -> reason for those that are bad."""
@@ -185,34 +225,37 @@ class Values:
                 bad[row] = _CONTROLS.sub(" ", f"{e}" or type(e).__name__)[:_MOST_REASON]
         return pa.array(values, self._type), bad
 
-    def _settle(self, records: Records, queue: Queue, bodies: list[bytes], bad: dict[int, str]) -> None:
+    def _settle(
+        self, records: Records, broker: str, topic: str | None, bodies: list[bytes], bad: dict[int, str]
+    ) -> None:
+        assert self._format is not None
         offsets = records.queue_offsets().to_pylist()
-        first, reason = next(iter(bad.items()))
-        if self._options.bad_records == "fail":
-            raise Undecodable(
-                f"{queue}: the message at offset {offsets[first]} is not {self._format.name}: {reason}; "
-                "set badRecords=drop or badRecords=dlq to go on without it"
+        for queue, reasons in _by_queue(records, broker, topic, bad).items():
+            first, reason = next(iter(reasons.items()))
+            if self._bad_records == "fail":
+                raise Undecodable(
+                    f"{queue}: the message at offset {offsets[first]} is not {self._format.name}: {reason}; "
+                    f"set badRecords=drop{' or badRecords=dlq' if self._can_send else ''} to go on without it"
+                )
+            if self._dlq is not None:
+                self._send(self._dlq, records, queue, bodies, reasons)
+            log.warning(
+                "%s: %s because not %s: %d (from offset %d on; that one: %s)",
+                queue,
+                f"sent to topic {self._dlq.dlq_topic}" if self._dlq is not None else "dropped",
+                self._format.name,
+                len(reasons),
+                offsets[first],
+                reason,
             )
-        if self._options.dlq_topic is not None:
-            self._send(self._options.dlq_topic, records, queue, bodies, bad)
-        log.warning(
-            "%s: %s because not %s: %d (from offset %d on; that one: %s)",
-            queue,
-            f"sent to topic {self._options.dlq_topic}" if self._options.dlq_topic else "dropped",
-            self._format.name,
-            len(bad),
-            offsets[first],
-            reason,
-        )
 
-    def _send(self, topic: str, records: Records, queue: Queue, bodies: list[bytes], bad: dict[int, str]) -> None:
+    def _send(self, to: Reading, records: Records, queue: Queue, bodies: list[bytes], bad: dict[int, str]) -> None:
         """Returns when each is stored. A task that runs again sends them again."""
+        assert to.dlq_topic is not None
         if self._producer is None:
             from skylark.client.sync import Producer  # here: every task would pay for it, and few have bad rows
 
-            self._producer = Producer(
-                self._options.name_server, group=_PRODUCER_GROUP, timeout_s=self._options.timeout_s
-            ).__enter__()
+            self._producer = Producer(to.name_server, group=_PRODUCER_GROUP, timeout_s=to.timeout_s).__enter__()
         offsets, ids = records.queue_offsets().to_pylist(), records.message_ids().to_pylist()
         all_properties = records.properties()
         for row, reason in bad.items():
@@ -226,12 +269,22 @@ class Values:
                 "badRecordId": ids[row],
             }
             self._producer.send(
-                topic,
+                to.dlq_topic,
                 bodies[row],
                 tag=properties.get(PROPERTY_TAGS),
                 key=properties.get(PROPERTY_KEYS, "").split() or None,
                 properties={**user_properties(properties), **origin},
             )
+
+
+def _by_queue(records: Records, broker: str, topic: str | None, bad: dict[int, str]) -> dict[Queue, dict[int, str]]:
+    """The bad rows of each queue: a store holds the messages of all queues in one log."""
+    topics, queue_ids = records.topics(), records.queue_ids()
+    found: dict[Queue, dict[int, str]] = {}
+    for row, reason in bad.items():
+        queue = Queue(topic or topics[row].as_py(), broker, queue_ids[row].as_py())
+        found.setdefault(queue, {})[row] = reason
+    return found
 
 
 def _json_type(kind: spark_types.DataType) -> Any:

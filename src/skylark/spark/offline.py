@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from skylark.spark import columns
+from skylark.spark.bodies import Shape, shape_of, spark_schema
 from skylark.spark.commitlog import SegmentFile, segments_in
 from skylark.spark.options import BadOption, parse
 from skylark.spark.positions import DataLost
@@ -46,17 +46,17 @@ class RocketMQCommitLog(DataSource):
         return "rocketmq-commitlog"
 
     def schema(self) -> str:
-        return columns.SCHEMA
+        return spark_schema(scan_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        columns.check({field.name: field.dataType.simpleString() for field in schema})
-        return Reader(scan_options(self.options), schema.fieldNames())
+        options = scan_options(self.options)
+        return Reader(options, shape_of(options, schema))
 
 
 class Reader(DataSourceReader):
-    def __init__(self, options: Scanning, names: Sequence[str]) -> None:
+    def __init__(self, options: Scanning, shape: Shape) -> None:
         self._options = options
-        self._names = names
+        self._shape = shape
 
     def partitions(self) -> Sequence[InputPartition]:
         # Without any, Spark would call `read` for none.
@@ -64,7 +64,7 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_parts(self._options, partition.parts, self._names)
+        return read_parts(self._options, self._shape, partition.parts)
 
 
 def scan_options(options: Mapping[str, str]) -> Scanning:

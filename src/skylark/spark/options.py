@@ -21,6 +21,16 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Millis = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
+BodyFormat = Annotated[
+    Literal["binary", "text", "json", "avro", "protobuf"],
+    Meta(description="how bodies are decoded into the column `value`; `binary` adds none"),
+]
+BodySchema = Annotated[
+    str | None,
+    Meta(description="columns as in SQL (json), a schema as JSON or its file (avro), a descriptor file (protobuf)"),
+]
+BodyMessage = Annotated[str | None, Meta(description="the message type in the descriptor file (protobuf)")]
+
 _OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """Options that Spark itself hands to every source and sink."""
 
@@ -83,15 +93,9 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     max_records_per_partition: Annotated[Positive | None, Meta(description="split queues larger than that")] = None
     pull_batch_size: Annotated[int, Meta(ge=1, le=1024, description="messages that one pull asks for")] = 32
     fail_on_data_loss: Annotated[bool, Meta(description="fail when messages were deleted before they were read")] = True
-    body_format: Annotated[
-        Literal["binary", "text", "json", "avro", "protobuf"],
-        Meta(description="how bodies are decoded into the column `value`; `binary` adds none"),
-    ] = "binary"
-    body_schema: Annotated[
-        str | None,
-        Meta(description="columns as in SQL (json), a schema as JSON or its file (avro), a descriptor file (protobuf)"),
-    ] = None
-    body_message: Annotated[str | None, Meta(description="the message type in the descriptor file (protobuf)")] = None
+    body_format: BodyFormat = "binary"
+    body_schema: BodySchema = None
+    body_message: BodyMessage = None
     bad_records: Annotated[
         Literal["fail", "drop", "dlq"],
         Meta(description="what becomes of a message that can't be decoded; `dlq` sends it to dlqTopic"),
@@ -166,6 +170,7 @@ def read_options(options: Mapping[str, str]) -> Reading:
             re.compile(found.subscribe_pattern)
         except re.error as e:
             raise BadOption(f"option subscribePattern={found.subscribe_pattern!r}: {e}") from None
+    _check_dlq(found)
     duration_ms(found.max_trigger_delay, "maxTriggerDelay")
     return found
 
@@ -185,6 +190,15 @@ def write_options(options: Mapping[str, str]) -> Writing:
         except InvalidMessage as e:
             raise BadOption(f"option {name}={value!r}: {e}") from None
     return found
+
+
+def _check_dlq(options: Reading) -> None:
+    if (options.bad_records == "dlq") != (options.dlq_topic is not None):
+        raise BadOption("the options badRecords=dlq and dlqTopic need each other")
+    topics = re.split(r"\s*,\s*", (options.subscribe or "").strip())
+    pattern = options.subscribe_pattern
+    if options.dlq_topic and (options.dlq_topic in topics or (pattern and re.fullmatch(pattern, options.dlq_topic))):
+        raise BadOption(f"option dlqTopic={options.dlq_topic!r} is itself read: bad records would go round in circles")
 
 
 def _check_sql(expression: str) -> None:

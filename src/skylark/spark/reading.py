@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType
 
 from skylark.client.errors import BrokerError, UnreadableMessage
 from skylark.net.blocking import BlockingConnection
-from skylark.spark.bodies import COLUMN, Format, Values
+from skylark.spark.bodies import Columns, Shape
 from skylark.spark.cluster import Cluster, Filter, pull_fields, pull_request, unless_busy
-from skylark.spark.columns import record_batch
 from skylark.spark.options import BadOption, Reading
 from skylark.spark.positions import DataLost
-from skylark.spark.queues import Queue, Range
+from skylark.spark.queues import Range
 from skylark.spark.records import Records
 from skylark.wire.bodies import TAG
 from skylark.wire.codes import ResponseCode
@@ -40,39 +36,20 @@ _FILTER_REFUSED: Final = frozenset((ResponseCode.SYSTEM_ERROR, ResponseCode.SUBS
 _NOTHING_HERE: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What tasks are to give: columns, and how the bodies become one of them. Travels to the workers."""
-
-    options: Reading
-    names: Sequence[str]
-    format: Format | None = None
-    value_type: DataType | None = None
-
-
-def read_ranges(wanted: Wanted, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+def read_ranges(options: Reading, shape: Shape, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """Opens its own connections: it runs in a worker."""
-    with ExitStack() as opened:
-        cluster = opened.enter_context(Cluster(wanted.options.name_server, wanted.options.timeout_s))
-        values: Values | None = None
-        if wanted.format is not None and wanted.value_type is not None:
-            values = opened.enter_context(Values(wanted.options, wanted.format, wanted.value_type))
+    with (
+        Cluster(options.name_server, options.timeout_s) as cluster,
+        Columns(shape, options.bad_records, options) as columns,
+    ):
         for part in ranges:
             try:
-                for records in _matching(cluster, wanted.options, part):
-                    batch = _batch(wanted, values, records, part.queue)
+                for records in _matching(cluster, options, part):
+                    batch = columns.of(records, broker=part.queue.broker, topic=part.queue.topic)
                     if batch.num_rows:
                         yield batch
             except (BadRecord, UnreadableMessage) as e:
                 raise type(e)(f"{part.queue}: {e}") from None
-
-
-def _batch(wanted: Wanted, values: Values | None, records: Records, queue: Queue) -> pa.RecordBatch:
-    if values is None:
-        return record_batch(records, wanted.names, broker=queue.broker, topic=queue.topic)
-    records, value = values.of(records, queue)
-    others = [name for name in wanted.names if name != COLUMN]
-    batch = record_batch(records, others, broker=queue.broker, topic=queue.topic)
-    return batch.append_column(COLUMN, value).select(list(wanted.names))
 
 
 def _matching(cluster: Cluster, options: Reading, part: Range) -> Iterator[Records]:

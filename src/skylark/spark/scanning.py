@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from skylark.client.errors import UnreadableMessage
-from skylark.spark import columns
+from skylark.spark.bodies import Columns, Shape
 from skylark.spark.commitlog import Damaged, Segment, SegmentFile
-from skylark.spark.options import BadOption, Millis, Positive
+from skylark.spark.options import BadOption, BodyFormat, BodyMessage, BodySchema, Millis, Positive
 from skylark.spark.positions import DataLost
 from skylark.spark.records import Array, Records
 from skylark.wire.message import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE, BadRecord
@@ -61,6 +61,12 @@ class Scanning(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     min_partitions: Annotated[Positive | None, Meta(description="cut the log until there are that many tasks")] = None
     check_crc: Annotated[bool, Meta(description="compare bodies with their checksums")] = True
     fail_on_data_loss: Annotated[bool, Meta(description="fail when a part of the log is damaged or missing")] = True
+    body_format: BodyFormat = "binary"
+    body_schema: BodySchema = None
+    body_message: BodyMessage = None
+    bad_records: Annotated[
+        Literal["fail", "drop"], Meta(description="what becomes of a message that can't be decoded")
+    ] = "fail"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -134,13 +140,14 @@ def _listed(text: str) -> list[str]:
     return [item for item in map(str.strip, text.split(",")) if item]
 
 
-def read_parts(options: Scanning, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_parts(options: Scanning, shape: Shape, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
     """The messages that are asked for; few in each part of the log are gathered to batches of a good size."""
+    columns = Columns(shape, options.bad_records)
     waiting: list[pa.RecordBatch] = []
     for part in parts:
         for records in _selected(options, part):
             try:
-                waiting.append(columns.record_batch(records.unwrapped(), names, broker=part.broker))
+                waiting.append(columns.of(records.unwrapped(), broker=part.broker))
             except (BadRecord, UnreadableMessage) as e:
                 raise DataLost(f"{part.segment.path}, between {part.start} and {part.end}: {e}") from None
             if sum(batch.num_rows for batch in waiting) >= _SMALL_BATCH_ROWS:

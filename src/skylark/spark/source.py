@@ -32,12 +32,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from skylark.client.errors import RocketMQError
-from skylark.spark import bodies, columns, planning, positions
-from skylark.spark.bodies import format_of
+from skylark.spark import planning, positions
+from skylark.spark.bodies import Shape, shape_of, spark_schema
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import Reading, duration_ms, parse, read_options, stream_options, write_options
 from skylark.spark.queues import Offsets, Range, from_spark, to_spark
-from skylark.spark.reading import Wanted, read_ranges
+from skylark.spark.reading import read_ranges
 from skylark.spark.sink import BatchWriter, StreamWriter
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,15 @@ class RocketMQ(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        format = format_of(parse(Reading, self.options))
-        return columns.SCHEMA if format is None else f"{columns.SCHEMA}, {bodies.COLUMN} {format.spark_type}"
+        return spark_schema(parse(Reading, self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(_wanted(read_options(self.options), schema))
+        options = read_options(self.options)
+        return BatchReader(options, shape_of(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(_wanted(stream_options(self.options), schema))
+        options = stream_options(self.options)
+        return StreamReader(options, shape_of(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
@@ -78,9 +79,9 @@ class RocketMQ(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, wanted: Wanted) -> None:
-        self._options = wanted.options
-        self._wanted = wanted
+    def __init__(self, options: Reading, shape: Shape) -> None:
+        self._options = options
+        self._shape = shape
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -93,13 +94,13 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_ranges(self._wanted, partition.ranges)
+        return read_ranges(self._options, self._shape, partition.ranges)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, wanted: Wanted) -> None:
-        self._options = wanted.options
-        self._wanted = wanted
+    def __init__(self, options: Reading, shape: Shape) -> None:
+        self._options = options
+        self._shape = shape
         self._ends = False  # whether the query reads what is there now, and no more
         self._target: Offsets | None = None  # where it ends then
         self._seen: Offsets | None = None  # the ends of the queues when they were last asked for
@@ -143,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        return read_ranges(self._wanted, partition.ranges)
+        return read_ranges(self._options, self._shape, partition.ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.group and self._options.offset_commit:
@@ -196,22 +197,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         count = size = 0
         parts = planning.ranges_between(begin, end)
         samples = [Range(part.queue, part.start, min(part.start + _SAMPLE, part.end)) for part in parts]
-        for batch in read_ranges(Wanted(self._options, ["body"]), samples):
+        for batch in read_ranges(self._options, Shape(["body"]), samples):
             count += batch.num_rows
             size += batch.nbytes
         return max(1, size // count) if count else 1
-
-
-def _wanted(options: Reading, schema: StructType) -> Wanted:
-    """What is to be read: all columns, or those that the user's own `.schema()` names."""
-    format = format_of(options)
-    plain = {field.name: field.dataType.simpleString() for field in schema}
-    if format is not None:
-        plain.pop(bodies.COLUMN, None)
-    columns.check(plain)
-    if format is None or bodies.COLUMN not in schema.fieldNames():
-        return Wanted(options, schema.fieldNames())
-    return Wanted(options, schema.fieldNames(), format, schema[bodies.COLUMN].dataType)
 
 
 def _tasks(options: Reading, start: Offsets, end: Offsets) -> list[InputPartition]:

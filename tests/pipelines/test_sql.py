@@ -1,0 +1,78 @@
+"""`skylark sql` on the topics of both servers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from servers import Server
+
+BY_TAG = "select tags, count(*) as n, max(cast(body as string)) as last from {topic} group by tags order by tags"
+
+
+@pytest.fixture
+def filled(topics: Any, topic: str) -> str:
+    topics.create(topic)
+    topics.send(topic, "a", "b,c", tag="blue")
+    topics.send(topic, "d", tag="red")
+    return topic
+
+
+def test_rows_as_a_table_as_json_and_as_csv(skylark: Any, namesrv: str, filled: str) -> None:
+    statement = BY_TAG.format(topic=filled)
+    table = skylark("sql", statement, "-n", namesrv)
+    assert (table.code, table.err) == (0, "")
+    assert [line.split() for line in table.out.splitlines()] == [
+        ["tags", "n", "last"],
+        ["blue", "2", "b,c"],
+        ["red", "1", "d"],
+    ]
+    lines = skylark("sql", statement, "--json", "-n", namesrv).out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"tags": "blue", "n": 2, "last": "b,c"},
+        {"tags": "red", "n": 1, "last": "d"},
+    ]
+    rows = skylark("sql", statement, "--csv", "--limit", 1, "-n", namesrv).out.splitlines()
+    assert list(csv.reader(rows)) == [["tags", "n", "last"], ["blue", "2", "b,c"]]
+
+
+def test_a_stream_ends_at_its_limit(skylark: Any, namesrv: str, filled: str) -> None:
+    statement = f"select offset, cast(body as string) as text from {filled}"
+    ran = skylark("sql", statement, "--stream", "--from", "earliest", "--limit", 2, "--json", "-n", namesrv)
+    assert ran.code == 0
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    assert rows == [{"offset": 0, "text": "a"}, {"offset": 1, "text": "b,c"}]
+
+
+@pytest.mark.parametrize(
+    ("statement", "options", "message"),
+    [
+        ("select * from no_such_topic", (), "skylark: topic 'no_such_topic' does not exist at name server "),
+        ("select * form {topic}", (), "skylark: [PARSE_SYNTAX_ERROR] Syntax error at or near 'topic_"),
+        ("select tax from {topic}", (), "skylark: [UNRESOLVED_COLUMN.WITH_SUGGESTION] "),
+        ("select 1/0 from {topic}", (), "skylark: [DIVIDE_BY_ZERO] "),
+        ("select 1 from {topic}", ("--option", "tagz=a"), "skylark: unknown option 'tagz'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    skylark: Any, namesrv: str, filled: str, statement: str, options: tuple[str, ...], message: str
+) -> None:
+    ran = skylark("sql", statement.format(topic=filled), *options, "-n", namesrv)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(message)
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_as_a_process(started: Callable[[str], Server]) -> None:
+    """Only rows are on stdout, and nothing is on stderr."""
+    server = started("skylark")
+    command = [sys.executable, "-m", "skylark", "sql", "select upper('a') as a", "--csv", "-n", server.namesrv_addr]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a\nA\n", "")
