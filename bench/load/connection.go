@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 )
 
@@ -28,8 +29,10 @@ type connection struct {
 	arrived    int64 // when the bytes came that replies are cut from now
 }
 
-func dial(address string) (*connection, error) {
-	conn, err := net.DialTimeout("tcp", address, silence)
+// dial makes the connection with that number; the addresses are separated by semicolons and take turns.
+func dial(addresses string, number int) (*connection, error) {
+	all := strings.Split(addresses, ";")
+	conn, err := net.DialTimeout("tcp", all[number%len(all)], silence)
 	if err != nil {
 		return nil, err
 	}

@@ -13,11 +13,12 @@ const (
 )
 
 // idleJob keeps consumers connected that wait for messages which do not come: each has a pull waiting at the server and
-// says every half minute that it is there. The count is of the pulls that the server let run out.
+// says every half minute that it is there. The first pulls wait for different times, so that from the beginning as many
+// run out in every second as ever. The count is of the pulls that the server let run out.
 func idleJob(j *job) (result, error) {
 	workers := make([]func(*tally) error, j.Connections)
 	for i := range workers {
-		c, err := dial(j.Address)
+		c, err := dial(j.Address, i)
 		if err != nil {
 			return result{}, err
 		}
@@ -52,9 +53,9 @@ func (w *waiter) beat() {
 	w.c.out = append(w.c.out, request{code: heartBeat, body: []byte(body)}.encode(w.job.Encoding, heartbeatOpaque)...)
 }
 
-func (w *waiter) ask() {
+func (w *waiter) ask(suspendMs int) {
 	each := w.job.Queues[w.number%len(w.job.Queues)]
-	pull := w.job.pull(w.group, each.ID, each.From, pullSuspend|pullSubscription)
+	pull := w.job.pull(w.group, each.ID, each.From, pullSuspend|pullSubscription, suspendMs)
 	w.c.out = append(w.c.out, pull.encode(w.job.Encoding, pullOpaque)...)
 }
 
@@ -69,7 +70,7 @@ func (w *waiter) begin() error {
 			if r.code != 0 {
 				return fmt.Errorf("heartbeat refused: %d %s", r.code, r.remark())
 			}
-			w.ask()
+			w.ask(suspendMs * (w.number + 1) / w.job.Connections)
 			return w.c.flush()
 		}
 	}
@@ -105,9 +106,13 @@ func (w *waiter) hear(until time.Time, t *tally) error {
 			if err != nil {
 				return err
 			}
-			if r.opaque == pullOpaque && r.code == notFound {
+			switch {
+			case r.opaque != pullOpaque:
+			case r.code == notFound:
 				t.messages++
-				w.ask()
+				w.ask(suspendMs)
+			default:
+				return fmt.Errorf("a pull was answered with %d %s", r.code, r.remark())
 			}
 		}
 		if len(w.c.out) > 0 {

@@ -23,8 +23,8 @@ type queue struct {
 }
 
 type job struct {
-	Kind         string      `json:"kind"` // send, pull, push, idle, transactions
-	Address      string      `json:"address"`
+	Kind         string      `json:"kind"`    // send, pull, push, idle, transactions
+	Address      string      `json:"address"` // or several, separated by semicolons, among which connections are shared out
 	Encoding     string      `json:"encoding"`
 	Topic        string      `json:"topic"`
 	Topics       int         `json:"topics"` // more than one: "topic-0", "topic-1", ...

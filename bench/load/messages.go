@@ -15,6 +15,9 @@ const (
 	pullCommit       = 1
 	pullSuspend      = 2
 	pullSubscription = 4
+
+	// How long Apache's push consumer lets a pull wait at the server.
+	suspendMs = 15_000
 )
 
 // properties as Apache's client writes them: its unique key, that it waits for the store, and what the job adds.
@@ -84,7 +87,7 @@ func (j *job) topics() []string {
 	return names
 }
 
-func (j *job) pull(group string, queue int, offset int64, sysFlag int) request {
+func (j *job) pull(group string, queue int, offset int64, sysFlag int, suspendMs int) request {
 	expression := "TAG"
 	if strings.ContainsAny(j.Subscription, "=<>") {
 		expression = "SQL92"
@@ -93,7 +96,7 @@ func (j *job) pull(group string, queue int, offset int64, sysFlag int) request {
 		{"consumerGroup", group}, {"topic", j.Topic}, {"queueId", strconv.Itoa(queue)},
 		{"queueOffset", strconv.FormatInt(offset, 10)}, {"maxMsgNums", strconv.Itoa(j.PullMessages)},
 		{"sysFlag", strconv.Itoa(sysFlag)}, {"commitOffset", strconv.FormatInt(offset, 10)},
-		{"suspendTimeoutMillis", "15000"}, {"subscription", j.Subscription}, {"subVersion", "0"},
+		{"suspendTimeoutMillis", strconv.Itoa(suspendMs)}, {"subscription", j.Subscription}, {"subVersion", "0"},
 		{"expressionType", expression},
 	}}
 }

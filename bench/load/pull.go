@@ -13,7 +13,7 @@ const (
 func pullJob(j *job) (result, error) {
 	workers := make([]func(*tally) error, j.Connections)
 	for i := range workers {
-		c, err := dial(j.Address)
+		c, err := dial(j.Address, i)
 		if err != nil {
 			return result{}, err
 		}
@@ -34,7 +34,7 @@ func (j *job) read(c *connection, queues []queue, t *tally) error {
 	end := now() + int64(j.Seconds*1e9)
 	offsets, sentAt := make([]int64, len(queues)), make([]int64, len(queues))
 	ask := func(i int) {
-		request := j.pull(j.Group, queues[i].ID, offsets[i], pullSubscription)
+		request := j.pull(j.Group, queues[i].ID, offsets[i], pullSubscription, suspendMs)
 		c.out = append(c.out, request.encode(j.Encoding, firstOpaque+int32(i))...)
 		sentAt[i] = now()
 	}

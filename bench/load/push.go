@@ -11,7 +11,7 @@ import (
 // the server. A body begins with the time at which its message was due; the latency counts from there to the arrival at
 // a group, less the delay that was asked for.
 func pushJob(j *job) (result, error) {
-	c, err := dial(j.Address)
+	c, err := dial(j.Address, 0)
 	if err != nil {
 		return result{}, err
 	}
@@ -21,7 +21,7 @@ func pushJob(j *job) (result, error) {
 	var begin atomic.Int64
 	workers := []func(*tally) error{func(t *tally) error { return s.produce(&begin, total, t) }}
 	for group := 0; group < j.Groups; group++ {
-		consumer, err := dial(j.Address)
+		consumer, err := dial(j.Address, group)
 		if err != nil {
 			return result{}, err
 		}
@@ -59,7 +59,7 @@ func (s *sender) produce(begin *atomic.Int64, total int64, t *tally) error {
 func (j *job) consume(c *connection, group string, begin *atomic.Int64, total int64, t *tally) error {
 	offsets := make([]int64, len(j.Queues))
 	ask := func(i int) {
-		request := j.pull(group, j.Queues[i].ID, offsets[i], pullCommit|pullSuspend|pullSubscription)
+		request := j.pull(group, j.Queues[i].ID, offsets[i], pullCommit|pullSuspend|pullSubscription, suspendMs)
 		c.out = append(c.out, request.encode(j.Encoding, firstOpaque+int32(i))...)
 	}
 	for i, each := range j.Queues {

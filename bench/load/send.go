@@ -7,7 +7,7 @@ func sendJob(j *job) (result, error) {
 	all, silent := j.templates(0), j.templates(oneWayFlag)
 	workers := make([]func(*tally) error, j.Connections)
 	for i := range workers {
-		c, err := dial(j.Address)
+		c, err := dial(j.Address, i)
 		if err != nil {
 			return result{}, err
 		}

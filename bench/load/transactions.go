@@ -11,7 +11,7 @@ func transactionsJob(j *job) (result, error) {
 	all := j.templates(0)
 	workers := make([]func(*tally) error, j.Connections)
 	for i := range workers {
-		c, err := dial(j.Address)
+		c, err := dial(j.Address, i)
 		if err != nil {
 			return result{}, err
 		}

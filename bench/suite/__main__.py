@@ -1,7 +1,7 @@
 """Measure Skylark beside Apache RocketMQ 5.5.0.
 
-    make bench                              # everything, more than an hour
-    make bench ARGS=--quick                 # what has an aim, in under five minutes
+    make bench                              # everything, a good half hour
+    make bench ARGS=--quick                 # the main aims, in under five minutes
     make bench ARGS="--only push --again"   # some of it, even if it was measured before
     make bench ARGS=--document              # nothing new: write docs/benchmarks.md from what was measured
 
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from servers import ServerError
 
 from bench.suite import charts, clients, report
 from bench.suite.java import ClientFailed
@@ -31,22 +32,23 @@ from bench.suite.running import (
     Plan,
     Results,
     read_results,
+    run_brokers,
     run_growth,
     run_workload,
     write_results,
 )
-from bench.suite.workloads import GROWTHS, WORKLOADS
+from bench.suite.workloads import GROWTHS, MORE_BROKERS, WORKLOADS
 
 CACHE = ROOT / ".cache" / "bench"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "benchmarks"
-GROWTH_PREFIX, CLIENTS = "growth-", "python-client"
+GROWTH_PREFIX, CLIENTS, TWO_BROKERS = "growth-", "python-client", "two-brokers"
 console = Console(highlight=False)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="what has an aim, few and short rounds")
+    parser.add_argument("--quick", action="store_true", help="the main aims, few and short rounds")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only what has one of these words in its name")
     parser.add_argument("--again", action="store_true", help="measure again what was measured before")
     parser.add_argument("--rounds", type=int)
@@ -62,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 
 def names() -> list[str]:
-    return [*(each.name for each in WORKLOADS), *(GROWTH_PREFIX + each.name for each in GROWTHS), CLIENTS]
+    return [*(each.name for each in WORKLOADS), *(GROWTH_PREFIX + each.name for each in GROWTHS), CLIENTS, TWO_BROKERS]
 
 
 def wanted(options: argparse.Namespace) -> list[str]:
@@ -79,6 +81,9 @@ def measure(name: str, results: Results, plan: Plan, directory: Path | None) -> 
 
         if name == CLIENTS:
             results.clients |= clients.compare(plan.rounds, say)
+        elif name == TWO_BROKERS:
+            title, pipelined = MORE_BROKERS
+            results.brokers[title] = run_brokers(pipelined, plan, directory, say)
         elif name.startswith(GROWTH_PREFIX):
             growth = next(each for each in GROWTHS if GROWTH_PREFIX + each.name == name)
             results.growths[growth.name] = run_growth(growth, plan, directory, say)
@@ -90,6 +95,8 @@ def measure(name: str, results: Results, plan: Plan, directory: Path | None) -> 
 def finished(name: str, results: Results) -> bool:
     if name == CLIENTS:
         return bool(results.clients)
+    if name == TWO_BROKERS:
+        return bool(results.brokers)
     return name in results.workloads or name.removeprefix(GROWTH_PREFIX) in results.growths
 
 
@@ -120,7 +127,7 @@ def measure_all(options: argparse.Namespace, path: Path) -> tuple[Results, list[
         began_s = time.monotonic()
         try:
             measure(name, results, plan, options.directory)
-        except (LoadFailed, ClientFailed, OSError) as problem:
+        except (LoadFailed, ClientFailed, ServerError, OSError) as problem:
             failed.append(name)
             console.print(f"{where}: failed: {problem}", markup=False)
             continue
@@ -135,9 +142,12 @@ def show(results: Results) -> None:
         table.add_column(column, justify="left" if at < 2 else "right", overflow="fold")
     for row in report.rows(results):
         table.add_row(*row.cells(), style="" if row.reached != "no" else "yellow")
-    console.print(table)
-    for row in report.client_rows(results):
-        console.print(f"Python client, {row.title}: official {row.apache}, ours {row.skylark}, {row.ratio:.1f} times")
+    if table.rows:
+        console.print(table)
+    for title, (first, second), rows in report.other_tables(results):
+        for row in rows:
+            sides = f"{first} {row.apache}, {second} {row.skylark}"
+            console.print(f"{title}, {row.title}, messages/s: {sides}, ratio {row.ratio:.2f}")
 
 
 def draw(results: Results, folder: Path) -> tuple[bool, bool]:
@@ -181,7 +191,11 @@ def main() -> int:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand connections, at both ends
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; results in {path}")
-    results, failed = measure_all(options, path)
+    try:
+        results, failed = measure_all(options, path)
+    except KeyboardInterrupt:
+        console.print("stopped; what was finished is kept, the same command goes on from there")
+        return 130
     show(results)
     write_reports(results, path.parent)
     if failed:

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.suite.report import OFFICIAL, OURS
-from bench.suite.running import ROOT, Measured, commit
+from bench.suite.running import ROOT, Measured, commit, now
 
 
 def compare(rounds: int, say: Callable[[str], None]) -> dict[str, Measured]:
@@ -26,11 +25,13 @@ def compare(rounds: int, say: Callable[[str], None]) -> dict[str, Measured]:
         if done.returncode != 0:
             raise OSError(f"{program[1]} failed:\n{done.stderr}")
         rates = json.loads(figures.read_text())
-    when, of = time.strftime("%Y-%m-%d %H:%M"), commit()
+    if not rates["official"]:
+        raise OSError(f"nothing to compare with:\n{done.stdout}")
+    when, of = now(), commit()
     return {
         work: Measured(
             {
-                OFFICIAL: [{"rate": rate} for rate in rates["official"].get(work, [])],
+                OFFICIAL: [{"rate": rate} for rate in rates["official"][work]],
                 OURS: [{"rate": rate} for rate in ours],
             },
             when,

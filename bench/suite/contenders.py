@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-from servers import ApacheServer, Server, SkylarkServer, request
+from servers import ApacheServer, Server, ServerError, SkylarkServer, request
 
+from bench.suite.figures import Sample
 from skylark.net.blocking import BlockingConnection
 from skylark.wire.bodies import TopicConfigs, encode_body
 from skylark.wire.codes import RequestCode
@@ -18,6 +18,7 @@ from skylark.wire.tables import TopicConfig
 
 APACHE, SKYLARK = "apache", "skylark"
 CONTENDERS = (APACHE, SKYLARK)
+BROKERS = ("one broker", "two brokers")
 # What Apache's runbroker.sh sets, with a heap of 2 GB. One is left out, which touches the whole heap at the start: the
 # server would start later and its memory would look larger than what it uses.
 HEAP = ("-Xms2g", "-Xmx2g")
@@ -26,9 +27,22 @@ APACHE_OPTIONS = (
     *("-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30"),
     *("-XX:SoftRefLRUPolicyMSPerMB=0", "-XX:-OmitStackTraceInFastThrow", "-XX:-UseLargePages"),
 )
-SETTLE_S = 60.0
-_MB = 1 << 20
+CREATE_DEADLINE_S = 60.0
+SETTLE_S = 5.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class SkylarkFleet(SkylarkServer):
+    """`skylark up --brokers N`; its broker's address is all of them."""
+
+    def __init__(self, directory: Path, brokers: int, settings: dict[str, str]) -> None:
+        super().__init__(directory, None, **settings)
+        self.options = ("--brokers", str(brokers))
+
+    @property
+    def pids(self) -> list[int]:
+        parent = self.broker_pid
+        return [parent, *map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
 
 
 def make_server(name: str, directory: Path, settings: dict[str, str]) -> Server:
@@ -39,20 +53,14 @@ def make_server(name: str, directory: Path, settings: dict[str, str]) -> Server:
     return server
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """Resident: `own_mb` can't be given back, `mapped_mb` are pages of files that the kernel drops at need."""
-
-    own_mb: float
-    mapped_mb: float
-
-
-def memory(pids: list[int]) -> Memory:
-    kb = {"RssAnon:": 0, "RssFile:": 0, "RssShmem:": 0}
+def memory(pids: list[int]) -> Sample:
+    """Resident: all of it, and the anonymous part; the rest are pages of files, which the kernel drops at need."""
+    kb = {"VmRSS:": 0, "RssAnon:": 0}
     for pid in pids:
         words = Path(f"/proc/{pid}/status").read_text().split()
         for name in kb:
             kb[name] += int(words[words.index(name) + 1])
-    return Memory(kb["RssAnon:"] * 1024 / _MB, (kb["RssFile:"] + kb["RssShmem:"]) * 1024 / _MB)
+    return {"rss_mb": kb["VmRSS:"] / 1024, "own_mb": kb["RssAnon:"] / 1024}
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -68,10 +76,11 @@ def create_topics(server: Server, topics: Iterable[str], queues: int) -> None:
     """All at once: a server writes down its topics after each request that changes them."""
     wanted = [TopicConfig(topic, queues, queues) for topic in topics]
     body = encode_body(TopicConfigs(topic_config_list=wanted))
-    with BlockingConnection(server.broker_addr, SETTLE_S) as connection:
-        answer = connection.request(Frame(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body))
-    if answer.code != 0:
-        raise RuntimeError(f"{wanted[0].topic_name} can't be created: {answer.remark}")
+    for broker in server.broker_addr.split(";"):
+        with BlockingConnection(broker, CREATE_DEADLINE_S) as connection:
+            answer = connection.request(Frame(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body))
+        if answer.code != 0:
+            raise ServerError(f"{wanted[0].topic_name} can't be created: {answer.remark}")
 
 
 def max_offset(server: Server, topic: str, queue: int) -> int:
@@ -79,11 +88,18 @@ def max_offset(server: Server, topic: str, queue: int) -> int:
     return int(answer["extFields"]["offset"])
 
 
-def settled_offsets(server: Server, topic: str, queues: int, expected: int) -> list[int]:
-    """The end of each queue, once all messages are in them: Apache's queues follow its log."""
-    deadline = time.monotonic() + SETTLE_S
+def stored(server: Server, topic: str, queues: int) -> int:
+    """How many messages are in the queues of the topic."""
+    return sum(max_offset(server, topic, queue) for queue in range(queues))
+
+
+def settled(server: Server, topic: str, queues: int, expected: int) -> int:
+    """How many are there when all are, or when none has come for a while: Apache's queues follow its log."""
+    count, since_s = -1, time.monotonic()
     while True:
-        ends = [max_offset(server, topic, queue) for queue in range(queues)]
-        if sum(ends) >= expected or time.monotonic() > deadline:
-            return ends
+        before, count = count, stored(server, topic, queues)
+        if count > before:
+            since_s = time.monotonic()
+        if count >= expected or time.monotonic() - since_s > SETTLE_S:
+            return count
         time.sleep(0.1)

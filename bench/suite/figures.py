@@ -20,17 +20,22 @@ class Metric(msgspec.Struct, frozen=True):
 METRICS: dict[str, Metric] = {
     "rate": Metric("messages/s", 0),
     "cpu": Metric("server CPU s per 100,000 messages", 2),
-    "own_mb": Metric("own memory, MB", 0),
-    "mapped_mb": Metric("mapped files in memory, MB", 0),
+    "consumed": Metric("consumed/s", 0),
+    "rss_mb": Metric("resident memory, MB", 0),
+    "own_mb": Metric("anonymous memory, MB", 0),
+    "mean_ms": Metric("mean, ms", 2),
     "p50_ms": Metric("p50, ms", 2),
     "p99_ms": Metric("p99, ms", 2),
     "p999_ms": Metric("p99.9, ms", 2),
     "seconds": Metric("seconds", 2),
     "cpu_percent": Metric("server CPU, % of a core", 2),
     "generator_cpu": Metric("load generator CPU s per 100,000", 2),
-    "refused_percent": Metric("refused, %", 2),
+    "refused_percent": Metric("refused or lost, %", 2),
 }
-DETAILS = ("rate", "cpu", "own_mb", "mapped_mb", "p50_ms", "p99_ms", "p999_ms", "refused_percent", "generator_cpu")
+DETAILS = (
+    *("rate", "consumed", "cpu", "rss_mb", "own_mb", "mean_ms", "p50_ms", "p99_ms", "p999_ms"),
+    *("refused_percent", "generator_cpu"),
+)
 
 
 class Aim(msgspec.Struct, frozen=True):

@@ -10,13 +10,12 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from servers import Server
 
 from bench.suite import load
-from bench.suite.contenders import cpu_seconds, create_topics, max_offset, memory, settled_offsets
+from bench.suite.contenders import cpu_seconds, create_topics, max_offset, memory, settled, stored
 from bench.suite.figures import Sample
 from bench.suite.java import run_programs
 from bench.suite.load import Job, Queue
@@ -25,32 +24,40 @@ TOPIC, FILLED, OTHER = "Bench", "Filled", "Other"
 FILL_BATCH, FILL_IN_FLIGHT = 32, 8
 FILL_DEADLINE_S = 900.0
 RARE_EVERY = 1000
+RATE_ROUND = 2
+"""At a fixed rate rounds are so many times as long: the highest of the latencies are few."""
 RARE = "rare"
 
 
-class Measure(Protocol):
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
     def prepare(self, server: Server) -> None:
         """Make the topics and the messages that the samples need."""
 
+    def warm(self, server: Server, seconds: float) -> None:
+        """Let the server compile and cache what it will."""
+        self.sample(server, seconds)
+
     def sample(self, server: Server, seconds: float) -> Sample:
         """Measure for about so long."""
+        raise NotImplementedError
 
 
 def loaded(server: Server, job: Job, count: Callable[[load.Result], int] = lambda result: result.messages) -> Sample:
-    """Run a job and say what it came to: rate, latency, and what the server spent on it."""
+    """Run a job and say what it came to: rate, latency, and what the server spent on it.
+
+    `count` gives the messages that count; those that the generator takes for done beyond that are lost.
+    """
     before: list[float] = []
     result = load.run(job, when_ready=lambda: before.append(cpu_seconds(server.pids)))
     spent_s = cpu_seconds(server.pids) - before[0]
     messages = count(result)
-    refused = sum(result.errors.values())
     if not messages:
         raise load.LoadFailed(f"all requests were refused: {result.errors} {result.remark}")
-    held = memory(server.pids)
-    sample = {
+    lost = max(0, result.messages - messages)
+    refused = sum(result.errors.values()) + lost
+    sample = memory(server.pids) | {
         "rate": messages / result.seconds,
         "cpu": spent_s / messages * 100_000,
-        "own_mb": held.own_mb,
-        "mapped_mb": held.mapped_mb,
         "generator_cpu": result.cpu_seconds / messages * 100_000,
         "refused_percent": refused / (refused + messages) * 100,
     }
@@ -66,7 +73,7 @@ def loaded(server: Server, job: Job, count: Callable[[load.Result], int] = lambd
 def fill(server: Server, topic: str, queues: int, messages: int, body_bytes: int, tag: str = "common") -> None:
     """So many messages more in a topic, all in their queues when this returns."""
     many = messages >= 10_000  # few are sent one by one: exactly so many, over all the queues
-    before = sum(max_offset(server, topic, queue) for queue in range(queues))
+    expected = stored(server, topic, queues) + messages
     load.run(
         Job(
             kind="send",
@@ -82,10 +89,12 @@ def fill(server: Server, topic: str, queues: int, messages: int, body_bytes: int
             seconds=FILL_DEADLINE_S,
         )
     )
-    settled_offsets(server, topic, queues, before + messages)
+    there = settled(server, topic, queues, expected)
+    if there < expected:
+        raise load.LoadFailed(f"only {there} of {expected} messages came to {topic}")
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True):
+class Send(Measure, frozen=True, kw_only=True):
     """Messages as fast as their acknowledgements come, or at a rate."""
 
     body_bytes: int = 128
@@ -132,11 +141,19 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if self.transactions:
             job.kind = "transactions"
         if self.rate:
-            job.rate, job.warm_seconds = self.rate, seconds / 5
-        return loaded(server, job)
+            job.rate, job.warm_seconds, job.seconds = self.rate, 0.5, seconds * RATE_ROUND
+        if not self.one_way:
+            return loaded(server, job)
+        # What a server drops of these it doesn't tell: only what is stored counts.
+        before = stored(server, self.topic, self.queues)
+        return loaded(
+            server,
+            job,
+            lambda result: settled(server, self.topic, self.queues, before + result.messages) - before,
+        )
 
 
-class Pull(msgspec.Struct, frozen=True, kw_only=True):
+class Pull(Measure, frozen=True, kw_only=True):
     """Everything in a topic, again and again; the count is of messages that the server looked at."""
 
     messages: int = 200_000
@@ -181,6 +198,9 @@ class ColdPull(Pull, frozen=True, kw_only=True):
         create_topics(server, [OTHER], 1)
         fill(server, OTHER, 1, 50_000, self.body_bytes)
 
+    def warm(self, server: Server, seconds: float) -> None:
+        """Each sample is a new process, and warms it up."""
+
     def sample(self, server: Server, seconds: float) -> Sample:
         server.stop()
         forget(server.store)
@@ -211,7 +231,7 @@ def forget(store: Path) -> None:
                 os.close(descriptor)
 
 
-class Push(msgspec.Struct, frozen=True, kw_only=True):
+class Push(Measure, frozen=True, kw_only=True):
     """From the time that a message is due to be sent to its arrival at consumers that wait for it."""
 
     rate: int
@@ -238,17 +258,18 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
                 properties=[("DELAY", str(self.delay_level))] if self.delay_level else [],
                 rate=self.rate,
                 delay_ms=self.delay_ms,
-                warm_seconds=1,
-                seconds=seconds,
+                warm_seconds=0.5,
+                seconds=seconds * RATE_ROUND,
             ),
         )
 
 
-class Idle(msgspec.Struct, frozen=True, kw_only=True):
+class Idle(Measure, frozen=True, kw_only=True):
     """Consumers that wait for messages which do not come; the part of a core that the server takes."""
 
     consumers: int
-    seconds: float = 30.0
+    seconds: float = 10.0
+    """Of a sample at least: Apache's broker looks every 5 seconds for pulls that have waited long enough."""
     queues: int = 8
 
     def prepare(self, server: Server) -> None:
@@ -268,37 +289,36 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
             ),
             when_ready=lambda: before.append(cpu_seconds(server.pids)),
         )
-        held = memory(server.pids)
         spent_s = cpu_seconds(server.pids) - before[0]
-        return {"cpu_percent": spent_s / result.seconds * 100, "own_mb": held.own_mb, "mapped_mb": held.mapped_mb}
+        return memory(server.pids) | {"cpu_percent": spent_s / result.seconds * 100}
 
 
-class Java(msgspec.Struct, frozen=True, kw_only=True):
+class Java(Measure, frozen=True, kw_only=True):
     """Apache's benchmark programs: a producer, with or without a consumer beside it."""
 
     threads: int
     body_bytes: int = 128
+    queues: int = 8
     consume: bool = False
 
     def prepare(self, server: Server) -> None:
-        create_topics(server, [TOPIC], 8)
+        create_topics(server, [TOPIC], self.queues)
+
+    def warm(self, server: Server, seconds: float) -> None:
+        """The same requests; the programs would take ten seconds for a first report."""
+        Send(in_flight=self.threads, body_bytes=self.body_bytes).sample(server, seconds)
 
     def sample(self, server: Server, seconds: float) -> Sample:
-        report = run_programs(
-            server, TOPIC, self.threads, self.body_bytes, max(1, round(seconds)), consume=self.consume
-        )
-        held = memory(server.pids)
-        sample = {
+        report = run_programs(server, TOPIC, self.queues, self.threads, self.body_bytes, consume=self.consume)
+        sample = memory(server.pids) | {
             "rate": report.sent_rate,
             "cpu": report.cpu_s,
-            "own_mb": held.own_mb,
-            "mapped_mb": held.mapped_mb,
             "mean_ms": report.response_ms,
         }
         return sample if report.consumed_rate is None else sample | {"consumed": report.consumed_rate}
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class Start(Measure, frozen=True, kw_only=True):
     """From the start of the processes to the first acknowledged message; with a store, from a kill to there."""
 
     store_gb: float = 0.0
@@ -308,6 +328,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         create_topics(server, [TOPIC], 8)
         if self.store_gb:
             fill(server, TOPIC, 8, int(self.store_gb * 1e9 / (self.body_bytes + 200)), self.body_bytes)
+
+    def warm(self, server: Server, seconds: float) -> None:
+        """Each sample is a new process; its files have been read at the first start."""
 
     def sample(self, server: Server, seconds: float) -> Sample:
         server.kill()
@@ -329,6 +352,4 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
                 seconds=60,
             )
         )
-        elapsed_s = time.monotonic() - began_s
-        held = memory(server.pids)
-        return {"seconds": elapsed_s, "own_mb": held.own_mb, "mapped_mb": held.mapped_mb}
+        return memory(server.pids) | {"seconds": time.monotonic() - began_s}

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from bench.suite.contenders import APACHE, SKYLARK
+from bench.suite.contenders import APACHE, BROKERS, SKYLARK
 from bench.suite.figures import DETAILS, METRICS, Aim, ratio, summary
 from bench.suite.running import Grown, Measured, Results
 from bench.suite.workloads import GROWTHS, WORKLOADS, Workload
 
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-OFFICIAL, OURS = "official gRPC client", "Skylark's client"
+CLIENTS = OFFICIAL, OURS = "official gRPC client", "Skylark's client"
+LOAD_SHOWN = ("pipelined-json", "pipelined-binary", "rate-5000")
+"""Where the generator's own cost is told beside the servers'."""
 COLUMNS = ("workload", "", "Apache", "Skylark", "ratio", "aim", "reached")
 
 
@@ -68,9 +70,19 @@ def rows(results: Results) -> list[Row]:
     ]
 
 
-def client_rows(results: Results) -> list[Row]:
-    found = [row(title, each, "rate", None, (OFFICIAL, OURS)) for title, each in results.clients.items()]
+def other_rows(measured: dict[str, Measured], sides: tuple[str, str]) -> list[Row]:
+    """Messages a second of other contenders than the two servers; the ratio is the second's to the first's."""
+    found = [row(title, each, "rate", None, sides) for title, each in measured.items()]
     return [each for each in found if each is not None]
+
+
+def other_tables(results: Results) -> list[tuple[str, tuple[str, str], list[Row]]]:
+    """Title, contenders and rows of what is not Skylark beside Apache, as far as it was measured."""
+    tables = [
+        ("Python clients", CLIENTS, other_rows(results.clients, CLIENTS)),
+        ("More brokers", BROKERS, other_rows(results.brokers, BROKERS)),
+    ]
+    return [table for table in tables if table[2]]
 
 
 def markdown_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
@@ -94,6 +106,19 @@ def detail_lines(results: Results) -> list[tuple[str, ...]]:
     return lines
 
 
+def generator_lines(results: Results) -> list[tuple[str, ...]]:
+    """What the load generator spends beside each server."""
+    lines = []
+    for workload in WORKLOADS:
+        if workload.name in LOAD_SHOWN and workload.name in results.workloads:
+            samples = results.workloads[workload.name].samples
+            found = [
+                summary(samples[name], metric) for name in (APACHE, SKYLARK) for metric in ("generator_cpu", "cpu")
+            ]
+            lines.append((workload.title, *("" if each is None else each.text(2, spread=False) for each in found)))
+    return lines
+
+
 def growth_lines(results: Results, name: str) -> list[tuple[str, ...]]:
     grown = results.growths[name]
     lines = []
@@ -105,21 +130,29 @@ def growth_lines(results: Results, name: str) -> list[tuple[str, ...]]:
 
 def markdown(results: Results, chart: str | None, growth_chart: str | None) -> str:
     """Everything that was measured, with links to the charts when there are any."""
-    runs: list[Measured | Grown] = [*results.workloads.values(), *results.growths.values()]
+    runs: list[Measured | Grown] = [
+        each
+        for kind in (results.workloads, results.growths, results.clients, results.brokers)
+        for each in kind.values()
+    ]
     when = sorted({each.when[:10] for each in runs})
     commits = sorted({each.commit for each in runs})
     parts = [
         f"Measured on {' and '.join(when)}, commit {', '.join(commits)}, on {results.machine}. A figure is the median "
         "of the rounds, with the lowest and the highest; the ratio is Skylark's to Apache's.\n",
-        markdown_table(COLUMNS, [each.cells() for each in rows(results)]),
     ]
+    if results.workloads:
+        parts.append(markdown_table(COLUMNS, [each.cells() for each in rows(results)]))
     if chart:
         parts.append(f"![The ratios as a chart]({chart})\n")
-    titles = ("workload", "server", *(METRICS[metric].title for metric in DETAILS))
-    parts += ["### In full\n", markdown_table(titles, detail_lines(results))]
-    if results.clients:
-        heads = ("Python clients", "", OFFICIAL, OURS, "ratio")
-        parts += ["### Clients\n", markdown_table(heads, [each.cells()[:5] for each in client_rows(results)])]
+    if results.workloads:
+        titles = ("workload", "server", *(METRICS[metric].title for metric in DETAILS))
+        parts += ["### In full\n", markdown_table(titles, detail_lines(results))]
+    if costs := generator_lines(results):
+        heads = ("CPU s per 100,000 messages", "generator", "Apache", "generator", "Skylark")
+        parts += ["### What the load costs\n", markdown_table(heads, costs)]
+    for title, sides, lines in other_tables(results):
+        parts += [f"### {title}\n", markdown_table(("", "", *sides, "ratio"), [each.cells()[:5] for each in lines])]
     if results.growths:
         parts.append("### How cost grows\n")
     if results.growths and growth_chart:

@@ -8,20 +8,23 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from servers import Server
 
-from bench.suite.contenders import CONTENDERS, make_server
+from bench.suite.contenders import APACHE, BROKERS, CONTENDERS, SkylarkFleet, make_server
 from bench.suite.figures import Sample
 from bench.suite.measures import Measure
-from bench.suite.workloads import Growth, Settings, Workload
+from bench.suite.workloads import ASYNC, Growth, Settings, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 Say = Callable[[str], None]
+Maker = Callable[[Path], Server]
+"""Makes a server in a directory."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -30,8 +33,10 @@ class Plan(msgspec.Struct, frozen=True):
     warm_seconds: float
 
 
-FULL = Plan(rounds=5, seconds=4.0, warm_seconds=8.0)
-QUICK = Plan(rounds=3, seconds=1.5, warm_seconds=3.0)
+FULL = Plan(rounds=5, seconds=1.5, warm_seconds=8.0)
+QUICK = Plan(rounds=3, seconds=1.0, warm_seconds=6.0)
+GROWTH_ROUNDS = 3
+"""At most: a point of a curve has its neighbours beside it."""
 
 
 class Measured(msgspec.Struct):
@@ -57,6 +62,8 @@ class Results(msgspec.Struct):
     growths: dict[str, Grown] = {}
     clients: dict[str, Measured] = {}
     """Here the contenders are clients: the official one and ours."""
+    brokers: dict[str, Measured] = {}
+    """Here they are Skylark with one broker and with two."""
 
 
 def read_results(path: Path) -> Results:
@@ -83,6 +90,10 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}), {memory_gb:.0f} GB, {systems}"
 
 
+def now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
+
+
 def commit() -> str:
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -90,14 +101,18 @@ def commit() -> str:
     return done.stdout.strip()
 
 
+def side_by_side(settings: Settings) -> dict[str, Maker]:
+    return {name: partial(make_server, name, settings=dict(settings)) for name in CONTENDERS}
+
+
 @contextmanager
-def running(settings: Settings, directory: Path | None) -> Iterator[dict[str, Server]]:
-    """Both servers on empty stores; they and everything they wrote are gone afterwards."""
+def running(makers: Mapping[str, Maker], directory: Path | None) -> Iterator[dict[str, Server]]:
+    """The servers on empty stores; they and everything they wrote are gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="skylark-bench-", dir=directory))
     servers: dict[str, Server] = {}
     try:
-        for name in CONTENDERS:
-            servers[name] = make_server(name, home / name, dict(settings))
+        for number, (name, make) in enumerate(makers.items()):
+            servers[name] = make(home / str(number))
             servers[name].start()
         yield servers
     finally:
@@ -106,22 +121,21 @@ def running(settings: Settings, directory: Path | None) -> Iterator[dict[str, Se
         shutil.rmtree(home, ignore_errors=True)
 
 
-def in_turn(number: int) -> list[str]:
+def in_turn(names: Iterable[str], number: int) -> list[str]:
     """The order changes from round to round, so that a drift of the machine hurts both."""
-    return list(CONTENDERS if number % 2 == 0 else reversed(CONTENDERS))
+    return list(names) if number % 2 == 0 else list(names)[::-1]
 
 
-def take_rounds(
-    measure: Measure, servers: dict[str, Server], plan: Plan, warm_s: float, say: Say
-) -> dict[str, list[Sample]]:
+def take_rounds(measure: Measure, servers: dict[str, Server], plan: Plan, say: Say) -> dict[str, list[Sample]]:
     for name, server in servers.items():
         say(f"{name}: preparing")
         measure.prepare(server)
         say(f"{name}: warming up")
-        measure.sample(server, warm_s)
+        # Java compiles what runs often; Python has nothing to wait for but its caches.
+        measure.warm(server, plan.warm_seconds if name == APACHE else plan.seconds)
     samples: dict[str, list[Sample]] = {name: [] for name in servers}
     for number in range(plan.rounds):
-        for name in in_turn(number):
+        for name in in_turn(servers, number):
             os.sync()  # what one has written is not to be paid for by the other
             say(f"round {number + 1} of {plan.rounds}: {name}")
             samples[name].append(measure.sample(servers[name], plan.seconds))
@@ -129,22 +143,29 @@ def take_rounds(
 
 
 def run_workload(workload: Workload, plan: Plan, directory: Path | None, say: Say) -> Measured:
-    with running(workload.settings, directory) as servers:
-        warm_s = plan.seconds if workload.slow_start else plan.warm_seconds
-        samples = take_rounds(workload.measure, servers, plan, warm_s, say)
-    return Measured(samples, time.strftime("%Y-%m-%d %H:%M"), commit())
+    with running(side_by_side(workload.settings), directory) as servers:
+        samples = take_rounds(workload.measure, servers, plan, say)
+    return Measured(samples, now(), commit())
+
+
+def run_brokers(measure: Measure, plan: Plan, directory: Path | None, say: Say) -> Measured:
+    """Skylark with one broker beside Skylark with two."""
+    makers = {name: partial(SkylarkFleet, brokers=count, settings=dict(ASYNC)) for count, name in enumerate(BROKERS, 1)}
+    with running(makers, directory) as servers:
+        return Measured(take_rounds(measure, servers, plan, say), now(), commit())
 
 
 def run_growth(growth: Growth, plan: Plan, directory: Path | None, say: Say) -> Grown:
-    grown = Grown([], {name: [] for name in CONTENDERS}, time.strftime("%Y-%m-%d %H:%M"), commit())
-    with running(growth.settings, directory) as servers:
-        for number, (point, measure) in enumerate(growth.points):
-            warm_s = plan.seconds if number else plan.warm_seconds
+    grown = Grown([], {name: [] for name in CONTENDERS}, now(), commit())
+    plan = msgspec.structs.replace(plan, rounds=min(plan.rounds, GROWTH_ROUNDS))
+    with running(side_by_side(growth.settings), directory) as servers:
+        for point, measure in growth.points:
 
             def say_where(text: str, where: str = f"{point:g} {growth.axis}: ") -> None:
                 say(where + text)
 
-            samples = take_rounds(measure, servers, plan, warm_s, say_where)
+            samples = take_rounds(measure, servers, plan, say_where)
+            plan = msgspec.structs.replace(plan, warm_seconds=plan.seconds)  # the next point finds it warm
             grown.points.append(point)
             for name in CONTENDERS:
                 grown.samples[name].append(samples[name])

@@ -108,6 +108,16 @@ def test_frames_are_read_by_our_codec(recorder: Recorder, encoding: Encoding) ->
     assert result.latency_ms is not None
 
 
+def test_connections_are_shared_out_among_addresses(recorder: Recorder) -> None:
+    other = Recorder(acknowledged)
+    try:
+        result = load.run(job(recorder, Encoding.JSON, address=f"{recorder.address};{other.address}", connections=2))
+    finally:
+        other.close()
+    assert min(len(recorder.requests), len(other.requests)) >= 50
+    assert result.messages == len(recorder.requests) + len(other.requests)
+
+
 @both_encodings
 def test_batches_are_read_by_our_codec(recorder: Recorder, encoding: Encoding) -> None:
     load.run(job(recorder, encoding, batch=3, messages=30))

@@ -204,6 +204,9 @@ class Server(ABC):
 
 
 class SkylarkServer(Server):
+    options: Sequence[str] = ()
+    """More of `skylark up`."""
+
     def __init__(self, directory: Path, replaces: Server | None = None, **broker_settings: str) -> None:
         super().__init__(directory, replaces, **broker_settings)
         self._process: Process | None = None
@@ -216,7 +219,7 @@ class SkylarkServer(Server):
         self._process = Process(
             [
                 *(str(command), "up", "--host", "127.0.0.1", "--store", str(self.store), "-c", str(conf)),
-                *("--namesrv-port", ports[0], "--broker-port", ports[1]),
+                *("--namesrv-port", ports[0], "--broker-port", ports[1], *self.options),
             ],
             log=self.directory / "skylark.log",
             ready=r"ready namesrv=(\S+) broker=(\S+)",
