@@ -15,3 +15,10 @@ Advertise = Annotated[
         metavar="HOST", help="Address that clients are told to connect to; needed behind NAT or in a container."
     ),
 ]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="Only what was stored at this time (UTC) or later.")
+]
+ToTime = Annotated[
+    str | None, typer.Option("--to-time", metavar="TIME", help="Only what was stored before this time (UTC).")
+]
+Rate = Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Messages a second at most.")]

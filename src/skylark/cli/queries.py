@@ -133,7 +133,7 @@ def trace(
             for event in events:
                 print(json.dumps(event.to_dict(), ensure_ascii=False))
         else:
-            _print(_trace_table(events))
+            print_table(_trace_table(events))
 
     run_client(main)
 
@@ -184,9 +184,9 @@ def _show(messages: "list[Message]", as_json: bool) -> None:
             _local(message.store_timestamp_ms),
             message.tag or "",
             " ".join(message.keys),
-            _excerpt(message.body),
+            excerpt(message.body),
         )
-    _print(table)
+    print_table(table)
 
 
 def _trace_table(events: "list[TraceEvent]") -> "Table":
@@ -199,7 +199,7 @@ def _trace_table(events: "list[TraceEvent]") -> "Table":
     return table
 
 
-def _print(table: "Table") -> None:
+def print_table(table: "Table") -> None:
     """As wide as the table wants where nobody looks: a pipe has no width."""
     from rich.console import Console
 
@@ -212,7 +212,7 @@ def _local(timestamp_ms: int) -> str:
     return f"{datetime.fromtimestamp(timestamp_ms / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
-def _excerpt(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     text = body[: 4 * _SHOWN_BODY_CHARACTERS].decode("utf-8", "replace").replace("\n", " ")
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     if len(text) > _SHOWN_BODY_CHARACTERS:

@@ -1,14 +1,16 @@
-"""`skylark pipeline archive`: pipelines that need no file.
+"""`skylark pipeline archive` and `replay`: pipelines that need no file.
 
 Names and times are checked before Spark starts, which takes seconds. Spark and what needs it are imported inside the
 commands: the command line must also work without them.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from skylark.cli import options
+from skylark.cli.dead_letters import dlq
 from skylark.cli.messages import NameServers
 from skylark.cli.pipeline import Conf, Master, pairs, user_errors
 from skylark.cli.serving import log_to_stderr
@@ -20,6 +22,8 @@ Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=Fa
 def add_to(pipeline: typer.Typer) -> None:
     """Registers the commands."""
     pipeline.command()(archive)
+    pipeline.command()(replay)
+    pipeline.add_typer(dlq)
 
 
 def archive(
@@ -78,3 +82,68 @@ def archive(
                 skip_lost=skip_lost,
             )
             follow(query, title=f"{', '.join(topics)} to {to}")
+
+
+def replay(
+    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help="What archive wrote to.")],
+    target: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Where the messages go.")],
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="The topic of the archive; needed if it has several.")
+    ] = None,
+    begin: options.From = None,
+    end: options.ToTime = None,
+    rate: options.Rate = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where it is kept how far this came.",
+            show_default="checkpoints/replay-...-to-TOPIC.json",
+        ),
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Send everything, also what was sent before.")] = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Send archived messages to a topic again, in their order.
+
+    Bodies, keys, tags and properties are kept. Messages of one original queue stay in order; the others come by the
+    time at which they were stored. A run goes on where the last one ended, however it ended.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark pipeline replay lake orders-again[/cyan]  all of them, as fast as it goes
+
+    [cyan]skylark pipeline replay lake orders-again --from 2026-01-31 --to-time 2026-02-01 --rate 500[/cyan]
+    one day, slowly
+    """
+    log_to_stderr(verbose=verbose)
+    with user_errors():
+        from skylark.pipelines import replay as replaying
+        from skylark.pipelines.lake import check_path
+        from skylark.pipelines.progress import stopped_by_signal
+        from skylark.pipelines.session import session
+        from skylark.pipelines.span import span
+        from skylark.pipelines.topics import existing
+
+        period = span(begin, end)
+        check_path(path)
+        existing(namesrv, [target])
+        with (
+            session(master, "replay", conf=pairs(conf, "--conf"), verbose=verbose) as spark,
+            stopped_by_signal() as stop,
+        ):
+            replaying.replay(
+                spark,
+                path,
+                namesrv,
+                target,
+                checkpoint=checkpoint,
+                topic=topic,
+                span=period,
+                rate=rate,
+                restart=restart,
+                stop=stop,
+            )

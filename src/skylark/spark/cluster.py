@@ -20,6 +20,7 @@ from skylark.wire.bodies import TAG, TopicList, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import (
+    CreateTopic,
     GetMaxOffset,
     GetMinOffset,
     GetRouteInfo,
@@ -35,6 +36,7 @@ _PAUSE_S: Final = 0.2
 _PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides
 _SUBSCRIPTION_IN_REQUEST: Final = 4
 _UNKNOWN: Final = -1
+_READ_WRITE: Final = 6
 _SHORTEST_WAIT_S: Final = 0.05
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "%RETRY%", "%DLQ%")
@@ -135,6 +137,12 @@ class Cluster:
         if route.leaders:
             raise RocketMQError(f"topic {topic!r} is a static topic: its logical queues can't be read here")
         return [Queue(topic, queue.broker_name, queue.queue_id) for queue in route.read_queues]
+
+    def make_topic(self, topic: str, address: str) -> None:
+        """Makes a topic of one queue at the broker there; returns when the name servers know it."""
+        header = CreateTopic(topic, DEFAULT_TOPIC, 1, 1, _READ_WRITE, "SINGLE_TAG")
+        self.ask_address(address, Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header)))
+        self.retrying(lambda: self._existing(topic))
 
     # Offsets. Each call asks for all queues at once: the requests to a broker follow each other without a wait.
 

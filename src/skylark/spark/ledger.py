@@ -34,7 +34,7 @@ from skylark.spark.queues import Queue
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CreateTopic, EndTransaction, QueryMessage, encode_header
+from skylark.wire.headers import EndTransaction, QueryMessage, encode_header
 from skylark.wire.message import (
     PROPERTY_KEYS,
     SYS_TRANSACTION_COMMIT,
@@ -49,7 +49,6 @@ _PART_HALVES: Final = 65_536
 _ENDS_AT_ONCE: Final = 256
 _MOST_ENTRIES: Final = 64
 _END_OF_TIME_MS: Final = (1 << 63) - 1
-_READ_WRITE: Final = 6
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -133,9 +132,7 @@ class Ledger:
                     KVTable, cluster.ask_address(address, Frame(RequestCode.GET_BROKER_RUNTIME_INFO)).body
                 ).table,
             )
-            header = CreateTopic(self._topic, "TBW102", 1, 1, _READ_WRITE, "SINGLE_TAG")
-            cluster.ask_address(address, Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header)))
-            cluster.retrying(self._appeared)
+            cluster.make_topic(self._topic, address)
         queue = self._queue()
         require_skylark(queue.broker, runtime_info(cluster, queue.broker, queue.topic))
 
@@ -221,12 +218,6 @@ class Ledger:
             if record.queue_offset == offset:
                 return msgspec.msgpack.decode(record.body, type=Places)
         raise MessageNotFound(f"ledger {self._topic!r} has lost the entry at offset {offset}")
-
-    def _appeared(self) -> None:
-        try:
-            self._cluster.route(self._topic, refresh=True)
-        except RouteNotFound as e:
-            raise ConnectionError(str(e)) from e
 
     def _queue(self) -> Queue:
         if self._found is None:

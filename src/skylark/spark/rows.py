@@ -173,6 +173,11 @@ class Rows:
         return PROPERTY_TIMER_DELIVER_MS if isinstance(kind, TimestampType) else PROPERTY_TIMER_DELAY_MS, values
 
 
+def is_own(name: str) -> bool:
+    """Whether a property of this name is its user's: what may be written again when a message was read."""
+    return not is_reserved(name) and name not in _LEFT_OUT
+
+
 def _message(
     delay_property: str,
     topic: str | None,
@@ -192,11 +197,7 @@ def _message(
     check_body(body)
     properties: dict[str, str] = {}
     if given:
-        own = {
-            name: value
-            for name, value in given
-            if value is not None and value != "" and not is_reserved(name) and name not in _LEFT_OUT
-        }
+        own = {name: value for name, value in given if value is not None and value != "" and is_own(name)}
         check_labels(None, None, own)
         properties = own
         properties.update((name, value) for name, value in given if name in _KEPT and value)

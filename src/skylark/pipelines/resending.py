@@ -1,0 +1,144 @@
+"""Messages that were stored once, sent again: at a rate, step by step.
+
+A step is a handful of messages. They are sent, every acknowledgement is awaited, and then the step is noted. So what is
+noted was stored, and a process that dies sends one step a second time and loses none.
+
+A message keeps its body, keys, tags, ordering key and whatever properties its producer gave it. It does not keep what
+the system set for its first way: unique id, delay, priority, transaction, retries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from skylark.client.errors import RocketMQError
+from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.pipelines.errors import PipelineError
+from skylark.spark.cluster import Cluster
+from skylark.spark.outbox import Outbox
+from skylark.spark.rows import Outgoing, is_own
+from skylark.wire.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
+
+TIMEOUT_S: Final = 30.0  # so long a broker may be away, for a restart say
+_STEP: Final = 1000
+_STEPS_A_SECOND: Final = 10
+_MAX_IN_FLIGHT: Final = 32
+_LINE_EVERY_S: Final = 10.0
+
+_T = TypeVar("_T")
+
+
+class Resent(msgspec.Struct, frozen=True):
+    """What was done in this run."""
+
+    title: str
+    messages: int
+    seconds: float
+    is_complete: bool
+
+    def __str__(self) -> str:
+        rate = self.messages / self.seconds if self.seconds else 0.0
+        end = "" if self.is_complete else "; stopped: the same command goes on from here"
+        return f"{self.title}: {_messages(self.messages)} sent in {self.seconds:.1f} s, {rate:,.0f} messages/s{end}"
+
+
+def outgoing(
+    topic: str, body: bytes, properties: Mapping[str, str], *, unique_key: str, ordering_key: str | int | None
+) -> Outgoing:
+    """The message to send for one that was stored. Those of one `ordering_key` go to one queue."""
+    kept = {
+        name: value
+        for name, value in properties.items()
+        if value and (is_own(name) or name in (PROPERTY_KEYS, PROPERTY_TAGS))
+    }
+    kept[PROPERTY_UNIQUE_KEY] = unique_key
+    size_bytes = len(body) + sum(len(name) + len(value) + 2 for name, value in kept.items())
+    return Outgoing(topic, body, kept, ordering_key, False, size_bytes)
+
+
+def resend(
+    items: Iterable[_T],
+    make: Callable[[_T], Outgoing],
+    note: Callable[[Sequence[_T]], None],
+    *,
+    cluster: Cluster,
+    group: str,
+    title: str,
+    total: int | None,
+    rate: int | None,
+    stop: threading.Event,
+    console: Console | None = None,
+) -> Resent:
+    """Sends a message for each item until `stop` is set; `note` is told the items of each step when they are stored.
+
+    `rate` is in messages a second. Raises PipelineError when a broker refuses, or is away for too long.
+    """
+    console = console or Console(stderr=True)
+    outbox = Outbox(cluster, group, TIMEOUT_S, max_in_flight=_MAX_IN_FLIGHT)
+    began_s = time.monotonic()
+    sent = 0
+    is_complete = True
+    with _shown(console, title, total) as show:
+        for step in _steps(items, rate):
+            if rate is not None:
+                stop.wait(began_s + sent / rate - time.monotonic())
+            if stop.is_set():
+                is_complete = False
+                break
+            try:
+                for item in step:
+                    message = make(item)
+                    outbox.put(message)
+                    if message.topic.startswith(RETRY_PREFIX):
+                        outbox.flush()  # brokers take no batches there
+                outbox.flush()
+                note(step)
+            except RocketMQError as e:
+                raise PipelineError(f"{e}; {_messages(sent)} sent before: the same command goes on from there") from e
+            sent += len(step)
+            show(sent)
+    done = Resent(title, sent, time.monotonic() - began_s, is_complete)
+    console.print(str(done), soft_wrap=True, highlight=False, markup=False)
+    return done
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+def _steps(items: Iterable[_T], rate: int | None) -> Iterator[list[_T]]:
+    """With a rate they are small, so that the messages come evenly."""
+    size = _STEP if rate is None else max(1, min(_STEP, rate // _STEPS_A_SECOND))
+    source = iter(items)
+    while step := list(islice(source, size)):
+        yield step
+
+
+@contextlib.contextmanager
+def _shown(console: Console, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+            task = progress.add_task(title, total=total)
+            yield lambda sent: progress.update(task, completed=sent)
+        return
+    next_s = time.monotonic() + _LINE_EVERY_S
+
+    def line(sent: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _LINE_EVERY_S
+            of = "" if total is None else f" of {total:,}"
+            console.print(f"{title}: {sent:,}{of} messages", soft_wrap=True, highlight=False, markup=False)
+
+    yield line
