@@ -9,7 +9,7 @@ import (
 
 // pushJob sends at a fixed rate and consumes as a push consumer does: every group has a pull of every queue waiting at
 // the server. A body begins with the time at which its message was due; the latency counts from there to the arrival at
-// a group, less the delay that was asked for.
+// a group, less the delay that was asked for. What the server refuses to take is counted and not waited for.
 func pushJob(j *job) (result, error) {
 	c, err := dial(j.Address, 0)
 	if err != nil {
@@ -17,9 +17,9 @@ func pushJob(j *job) (result, error) {
 	}
 	defer c.close()
 	s := &sender{job: j, c: c, templates: j.templates(0)}
-	total := int64(float64(j.Rate) * (j.WarmSeconds + j.Seconds))
-	var begin atomic.Int64
-	workers := []func(*tally) error{func(t *tally) error { return s.produce(&begin, total, t) }}
+	var begin, expected atomic.Int64
+	expected.Store(int64(float64(j.Rate) * (j.WarmSeconds + j.Seconds)))
+	workers := []func(*tally) error{func(t *tally) error { return s.produce(&begin, &expected, t) }}
 	for group := 0; group < j.Groups; group++ {
 		consumer, err := dial(j.Address, group)
 		if err != nil {
@@ -27,13 +27,14 @@ func pushJob(j *job) (result, error) {
 		}
 		defer consumer.close()
 		name := j.Group + "-" + strconv.Itoa(group)
-		workers = append(workers, func(t *tally) error { return j.consume(consumer, name, &begin, total, t) })
+		workers = append(workers, func(t *tally) error { return j.consume(consumer, name, &begin, &expected, t) })
 	}
 	return together(workers)
 }
 
-func (s *sender) produce(begin *atomic.Int64, total int64, t *tally) error {
+func (s *sender) produce(begin, expected *atomic.Int64, t *tally) error {
 	begin.Store(now())
+	total := expected.Load()
 	written := make(chan error, 1)
 	go func() {
 		written <- s.pace(begin.Load(), func(i int64) {
@@ -51,12 +52,13 @@ func (s *sender) produce(begin *atomic.Int64, total int64, t *tally) error {
 		}
 		if r.code != 0 {
 			t.refused(r)
+			expected.Add(-1)
 		}
 	}
 	return <-written
 }
 
-func (j *job) consume(c *connection, group string, begin *atomic.Int64, total int64, t *tally) error {
+func (j *job) consume(c *connection, group string, begin, expected *atomic.Int64, t *tally) error {
 	offsets := make([]int64, len(j.Queues))
 	ask := func(i int) {
 		request := j.pull(group, j.Queues[i].ID, offsets[i], pullCommit|pullSuspend|pullSubscription, suspendMs)
@@ -67,10 +69,16 @@ func (j *job) consume(c *connection, group string, begin *atomic.Int64, total in
 		ask(i)
 	}
 	delay := int64(j.DelayMs) * 1e6
-	for t.messages < total {
+	latest := now()
+	for t.messages < expected.Load() {
 		r, err := c.next()
 		if err != nil {
-			return fmt.Errorf("%d of %d messages came: %w", t.messages, total, err)
+			return fmt.Errorf("%d of %d messages came: %w", t.messages, expected.Load(), err)
+		}
+		if len(r.body) > 0 {
+			latest = c.arrived
+		} else if c.arrived-latest > int64(silence) {
+			return fmt.Errorf("%d of %d messages came to %s, and no more for %s", t.messages, expected.Load(), group, silence)
 		}
 		warm := begin.Load() + int64(j.WarmSeconds*1e9)
 		i := int(r.opaque - firstOpaque)

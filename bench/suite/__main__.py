@@ -131,8 +131,9 @@ def measure_all(options: argparse.Namespace, path: Path) -> tuple[Results, list[
             failed.append(name)
             console.print(f"{where}: failed: {problem}", markup=False)
             continue
+        results.took_s[name] = took_s = time.monotonic() - began_s
         write_results(path, results)
-        console.print(f"{where} ({time.monotonic() - began_s:.0f} s): {outcome(name, results)}", markup=False)
+        console.print(f"{where} ({took_s:.0f} s): {outcome(name, results)}", markup=False)
     return results, failed
 
 

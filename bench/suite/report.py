@@ -138,8 +138,9 @@ def markdown(results: Results, chart: str | None, growth_chart: str | None) -> s
     when = sorted({each.when[:10] for each in runs})
     commits = sorted({each.commit for each in runs})
     parts = [
-        f"Measured on {' and '.join(when)}, commit {', '.join(commits)}, on {results.machine}. A figure is the median "
-        "of the rounds, with the lowest and the highest; the ratio is Skylark's to Apache's.\n",
+        f"Measured on {' and '.join(when)} in {sum(results.took_s.values()) / 60:.0f} minutes, commit "
+        f"{', '.join(commits)}, on {results.machine}. A figure is the median of the rounds, with the lowest and the "
+        "highest; the ratio is Skylark's to Apache's.\n",
     ]
     if results.workloads:
         parts.append(markdown_table(COLUMNS, [each.cells() for each in rows(results)]))

@@ -64,6 +64,8 @@ class Results(msgspec.Struct):
     """Here the contenders are clients: the official one and ours."""
     brokers: dict[str, Measured] = {}
     """Here they are Skylark with one broker and with two."""
+    took_s: dict[str, float] = {}
+    """How long each measurement took, with its preparation."""
 
 
 def read_results(path: Path) -> Results:
