@@ -1,7 +1,7 @@
 """Apache's own benchmark, unmodified: `Producer` and `Consumer` of org.apache.rocketmq.example.benchmark, 5.5.0.
 
 It reports the rate over its last ten seconds, once a second and for the first time after ten; the third report counts.
-Failed sends or consumptions, and any error that a client prints, make the measurement fail.
+What it says has failed is counted; a client that ends by itself or gets nothing done makes the measurement fail.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Report(msgspec.Struct):
     sent_rate: float
     response_ms: float
     consumed_rate: float | None
+    failed_percent: float
     cpu_s: float
 
 
@@ -65,9 +66,6 @@ class Program:
     def check(self) -> None:
         if self._child.poll() is not None:
             raise ClientFailed(f"{self.name} ended by itself:\n{self.text()}")
-        for line in self.text().splitlines():
-            if "Exception" in line or any(int(count) for count in _FAILURES.findall(line)):
-                raise ClientFailed(f"{self.name} failed: {line}")
 
     def end(self) -> None:
         self._child.kill()
@@ -90,10 +88,14 @@ def run_programs(server: Server, topic: str, queues: int, threads: int, body_byt
             program.end()
     last = [program.reports()[REPORTS - 1] for program in programs]
     response = _RESPONSE_MS.search(last[0])
+    failed = sum(int(count) for line in last for count in _FAILURES.findall(line))
+    if sent == 0:
+        raise ClientFailed(f"no message was stored:\n{programs[0].text()}")
     return Report(
         float(_RATE.findall(last[0])[0]),
         float(response[1]) if response is not None else float("nan"),
         float(_RATE.findall(last[1])[0]) if consume else None,
+        failed / (failed + sent) * 100,
         cpu_s / sent * 100_000,
     )
 

@@ -314,6 +314,7 @@ class Java(Measure, frozen=True, kw_only=True):
             "rate": report.sent_rate,
             "cpu": report.cpu_s,
             "mean_ms": report.response_ms,
+            "refused_percent": report.failed_percent,
         }
         return sample if report.consumed_rate is None else sample | {"consumed": report.consumed_rate}
 
