@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from skylark.spark.planning import ranges_between
 from skylark.spark.reading import read_ranges
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import Delivery, Sent
+from spark.conftest import Topics
 
 DEADLINE_S = 30.0
 
@@ -368,6 +369,36 @@ class Halfway(Cluster):
 
 def messages(topic: str, total: int) -> list[Outgoing]:
     return [Outgoing(topic, b"x", {"UNIQ_KEY": str(n)}, None, False, 100) for n in range(total)]
+
+
+def in_queues(namesrv: str, topic: str) -> list[str]:
+    """The bodies, queue by queue in their order."""
+    options = read_options({"nameServer": namesrv, "subscribe": topic})
+    with Cluster(namesrv, DEADLINE_S) as cluster:
+        queues = positions.queues_of(cluster, options)
+        ranges = ranges_between(cluster.min_offsets(queues), cluster.max_offsets(queues))
+    batches = [batch for part in ranges for batch in read_ranges(options, Shape(["body"]), [part])]
+    return [body.decode() for batch in batches for body in batch.column(0).to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "guarantee"), [("skylark", "at-least-once"), ("skylark", "exactly-once"), ("apache", "at-least-once")]
+)
+def test_nothing_overtakes_within_a_key(
+    started: Callable[[str], Server], kind: str, guarantee: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests on one connection may be carried out in any order by Apache's threads, so here each row is one."""
+    server = started(kind)
+    monkeypatch.setattr("skylark.spark.outbox._PACK_MESSAGES", 1)
+    Topics(server).create(topic, 2)
+    given = {"nameServer": server.namesrv_addr, "topic": topic, "deliveryGuarantee": guarantee}
+    delivery = Delivery(write_options(given), StructType().add("body", StringType()).add("orderingKey", StringType()))
+    columns = {"body": [str(n) for n in range(2000)], "orderingKey": [f"key-{n % 7}" for n in range(2000)]}
+    delivery.commit([delivery.send(iter([pa.RecordBatch.from_pydict(columns)]), topic, 0, 0)], 0)
+    wait_for(server.namesrv_addr, topic, 2000)
+    found = list(map(int, in_queues(server.namesrv_addr, topic)))
+    for key in range(7):
+        assert [number for number in found if number % 7 == key] == list(range(key, 2000, 7))
 
 
 def test_another_broker_takes_over(skylark: str, topic: str) -> None:

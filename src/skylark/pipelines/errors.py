@@ -18,6 +18,7 @@ _OURS: Final = frozenset(
     InvalidMessage SendFailed
     """.split()
 )
+_TOO_SLOW: Final = "Python worker failed to connect back"
 _LONGEST: Final = 600
 
 
@@ -32,6 +33,11 @@ def reason(error: BaseException) -> str:
     for match in found:
         if match[1] in _OURS:
             return _short(match[2])
+    if _TOO_SLOW in text:
+        return (
+            f"{_TOO_SLOW}: Spark waits 10 s for a Python process to start; this machine is too busy for that now, or "
+            "PYSPARK_PYTHON names a Python that does not start"
+        )
     if isinstance(error, PySparkException):
         return _short(_without_stack(text))
     return _short(text or type(error).__name__)

@@ -171,10 +171,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_spark(offsets, group, self._options.name_server)
 
     def _latest(self, begin: Offsets) -> Offsets:
-        """The ends of all queues that are there, those that were added since among them."""
+        """The ends of all queues that are there, those that were added since among them.
+
+        Both are asked for again if a broker goes away in between: then its queues are no longer there.
+        """
         cluster = self._cluster()
-        queues = positions.queues_of(cluster, self._options, {queue.topic for queue in begin})
-        self._seen = cluster.max_offsets(queues)
+        known = {queue.topic for queue in begin}
+        self._seen = cluster.retrying(lambda: cluster.max_offsets(positions.queues_of(cluster, self._options, known)))
         return self._seen
 
     def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
