@@ -1,9 +1,10 @@
-"""`skylark pipeline archive` and `replay`: pipelines that need no file.
+"""`skylark pipeline archive`, `replay` and `compact`: pipelines that need no file.
 
 Names and times are checked before Spark starts, which takes seconds. Spark and what needs it are imported inside the
 commands: the command line must also work without them.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from skylark.cli import options
 from skylark.cli.dead_letters import dlq
 from skylark.cli.messages import NameServers
 from skylark.cli.pipeline import Conf, Master, pairs, user_errors
-from skylark.cli.serving import log_to_stderr
+from skylark.cli.serving import Failure, log_to_stderr
 
 Tags = Annotated[str | None, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)]
@@ -23,6 +24,7 @@ def add_to(pipeline: typer.Typer) -> None:
     """Registers the commands."""
     pipeline.command()(archive)
     pipeline.command()(replay)
+    pipeline.command()(compact)
     pipeline.add_typer(dlq)
 
 
@@ -147,3 +149,61 @@ def replay(
                 restart=restart,
                 stop=stop,
             )
+
+
+def compact(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    to: Annotated[str | None, typer.Option(metavar="PATH", help="Directory or URL of the snapshot.")] = None,
+    to_topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Send the latest messages to a topic.")] = None,
+    lake: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Read the topic from what archive wrote there.")
+    ] = None,
+    delete_tag: Annotated[
+        str | None, typer.Option(metavar="TAG", help="A message with this tag deletes its key, as an empty one does.")
+    ] = None,
+    keep_deleted: Annotated[
+        bool, typer.Option("--keep-deleted", help="Keep the last message of a deleted key, with --to.")
+    ] = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    namesrv: NameServers = "127.0.0.1:9876",
+    verbose: options.Verbose = False,
+) -> None:
+    """Keep the latest message of each key, as a snapshot of Parquet files or in another topic.
+
+    Each run begins with the oldest message. A snapshot replaces the one before, as a whole.
+
+    [bold]Examples[/bold]
+
+    [cyan]skylark pipeline compact customers --to snapshots/customers[/cyan]
+
+    [cyan]skylark pipeline compact customers --lake lake --to-topic customers-latest --delete-tag closed[/cyan]
+    """
+    log_to_stderr(verbose=verbose)
+    if (to is None) == (to_topic is None):
+        raise Failure("say where the latest messages go: --to PATH or --to-topic TOPIC")
+    if keep_deleted and to is None:
+        raise Failure("--keep-deleted needs --to: a topic gets no messages of deleted keys")
+    with user_errors():
+        from skylark.pipelines import compact as compacting
+        from skylark.pipelines.lake import check_path
+        from skylark.pipelines.session import session
+        from skylark.pipelines.topics import existing
+
+        if lake is not None:
+            check_path(lake)
+        asked = [name for name in (topic if lake is None else None, to_topic) if name is not None]
+        if asked:
+            existing(namesrv, asked)
+        with session(master, "compact", conf=pairs(conf, "--conf"), verbose=verbose) as spark:
+            if lake is None:
+                messages = compacting.topic_messages(spark, namesrv, topic)
+            else:
+                messages = compacting.lake_messages(spark, lake, topic)
+            run = compacting.Compaction(messages, topic, delete_tag=delete_tag, keep_deleted=keep_deleted)
+            if to is not None:
+                done = run.to_files(spark, to)
+            else:
+                assert to_topic is not None
+                done = run.to_topic(namesrv, to_topic)
+            print(done, file=sys.stderr)

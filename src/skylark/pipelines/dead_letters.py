@@ -11,6 +11,7 @@ before. An entry is younger than the letters that it names, and brokers delete t
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -29,9 +30,11 @@ from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.resending import TIMEOUT_S, Resent, outgoing, resend
 from skylark.pipelines.span import ALWAYS, Span
 from skylark.spark.cluster import Cluster
-from skylark.spark.outbox import Outbox
+from skylark.spark.outbox import Outbox, Pack
+from skylark.spark.queues import Queue
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import unique_keys
+from skylark.wire.frame import Frame
 from skylark.wire.message import (
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_KEYS,
@@ -42,6 +45,7 @@ from skylark.wire.message import (
 REDRIVEN_TOPIC: Final = "SKYLARK_REDRIVEN"
 _PRODUCER: Final = "skylark-redrive"
 _PULLED: Final = 256
+_PAUSE_S: Final = 0.02
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -137,7 +141,7 @@ def redrive(
     with _Box(name_server, group) as box, Cluster(name_server, TIMEOUT_S) as cluster:
         waiting = (message for message in box.letters(wanted) if not box.is_redriven(message))
         redriven = _Redriven(cluster, group)
-        return resend(
+        done = resend(
             islice(waiting, most),
             _maker(cluster, group, to_topic),
             redriven.add,
@@ -149,6 +153,8 @@ def redrive(
             stop=stop,
             console=console,
         )
+        redriven.settle()
+        return done
 
 
 def origin(message: Message, group: str) -> str | None:
@@ -224,7 +230,8 @@ class _Redriven:
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
         self._group = group
-        self._outbox = Outbox(cluster, _PRODUCER, TIMEOUT_S, max_in_flight=1)
+        self._outbox = Outbox(cluster, _PRODUCER, TIMEOUT_S, max_in_flight=1, on_stored=self._stored)
+        self._ends: dict[Queue, int] = {}
 
     def add(self, messages: Sequence[Message]) -> None:
         self._prepare()
@@ -235,6 +242,20 @@ class _Redriven:
             labels = {PROPERTY_KEYS: self._group}
             self._outbox.put(outgoing(REDRIVEN_TOPIC, body, labels, unique_key=key, ordering_key=None))
         self._outbox.flush()
+
+    def settle(self) -> None:
+        """Waits until whoever comes next can read it: Apache's queues follow its log."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            there = self._cluster.max_offsets(self._ends)
+            if all(there[queue] >= end for queue, end in self._ends.items()):
+                return
+            time.sleep(_PAUSE_S)
+
+    def _stored(self, pack: Pack, reply: Frame) -> None:
+        assert pack.queue is not None
+        queue = Queue(pack.topic, pack.queue.broker_name, pack.queue.queue_id)
+        self._ends[queue] = int(reply.fields["queueOffset"]) + 1
 
     def _prepare(self) -> None:
         try:
