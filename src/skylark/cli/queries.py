@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,7 +76,7 @@ def query(
         raise Failure(f"give one of {', '.join(ways)}" + (f", not {' and '.join(given)}" if given else ""))
     if topic is None and offset_id is None:
         raise Failure(f"{given[0]} needs the topic: skylark query TOPIC {given[0]} ...")
-    end_ms = 2**63 - 1 if until is None else _time_ms("--until", until)
+    end_ms = 2**63 - 1 if until is None else time_ms("--until", until)
 
     async def main() -> None:
         from skylark.client.query import QueryClient
@@ -92,7 +92,7 @@ def query(
             elif offset is not None:
                 found = [await client.by_offset(await _queue(client, name, queue, broker), offset)]
             else:
-                found = await client.by_time(name, _time_ms("--time", when or ""), end_ms, max_count=max_count)
+                found = await client.by_time(name, time_ms("--time", when or ""), end_ms, max_count=max_count)
         if not found:
             raise Failure(f"topic {topic} has no such message")
         _show(found, as_json)
@@ -138,15 +138,16 @@ def trace(
     run_client(main)
 
 
-def _time_ms(option: str, text: str) -> int:
-    """Milliseconds since 1970 of an age (10m), a date (local time unless it names a zone) or such a number."""
+def time_ms(option: str, text: str, zone: tzinfo | None = None) -> int:
+    """Milliseconds since 1970 of an age (10m), a date (in `zone`, or local, unless it names one) or such a number."""
     text = text.strip()
     if found := re.fullmatch(r"(\d+)([smhd])(?: ago)?", text):
         return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_S[found[2]] * 1000
     if re.fullmatch(r"\d{11,}", text):
         return int(text)
     try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
+        moment = datetime.fromisoformat(text)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp() * 1000)
     except ValueError:
         raise Failure(
             f"{option} {text!r} is no time: expected an age such as 10m, a date such as 2026-01-31T12:00, or "

@@ -14,6 +14,7 @@ from skylark.cli import options
 from skylark.cli.dead_letters import dlq
 from skylark.cli.messages import NameServers
 from skylark.cli.pipeline import Conf, Master, pairs, user_errors
+from skylark.cli.report import report
 from skylark.cli.serving import Failure, log_to_stderr
 
 Tags = Annotated[str | None, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
@@ -25,6 +26,7 @@ def add_to(pipeline: typer.Typer) -> None:
     pipeline.command()(archive)
     pipeline.command()(replay)
     pipeline.command()(compact)
+    pipeline.command()(report)
     pipeline.add_typer(dlq)
 
 

@@ -39,6 +39,9 @@ class Lake:
     def root(self) -> str:
         return self._files.root
 
+    def has(self, topic: str) -> bool:
+        return topic in self._directories
+
     def choose(self, topic: str | None) -> str:
         """The topic of that name, or the only one. Raises PipelineError."""
         there = ", ".join(sorted(self._directories))
