@@ -51,6 +51,22 @@ class Resent(msgspec.Struct, frozen=True):
         return f"{self.title}: {_messages(self.messages)} sent in {self.seconds:.1f} s, {rate:,.0f} messages/s{end}"
 
 
+class Pace:
+    """Spreads messages over time. What was late, because Spark was sorting say, is not made up for by a rush."""
+
+    def __init__(self, rate: int | None) -> None:
+        self._rate = rate
+        self._due_s = 0.0
+
+    def wait_s(self, count: int, now_s: float) -> float:
+        """How long to wait before the next so many."""
+        if self._rate is None:
+            return 0.0
+        start_s = max(self._due_s, now_s)
+        self._due_s = start_s + count / self._rate
+        return start_s - now_s
+
+
 def outgoing(
     topic: str, body: bytes, properties: Mapping[str, str], *, unique_key: str, ordering_key: str | int | None
 ) -> Outgoing:
@@ -87,10 +103,10 @@ def resend(
     began_s = time.monotonic()
     sent = 0
     is_complete = True
+    pace = Pace(rate)
     with _shown(console, title, total) as show:
         for step in _steps(items, rate):
-            if rate is not None:
-                stop.wait(began_s + sent / rate - time.monotonic())
+            stop.wait(pace.wait_s(len(step), time.monotonic()))
             if stop.is_set():
                 is_complete = False
                 break
