@@ -1,8 +1,8 @@
 """kill -9 of a Spark driver while its pipelines are in the middle of batches, and how they go on after it.
 
 Three pipelines share a driver, since a start of Spark costs more than all that they do: into Parquet files and exactly
-once into a topic, both on Skylark, and at least once into a topic on Apache's servers. One kill here; with the environment
-variable SKYLARK_PIPELINE_KILLS=3 there are three.
+once into a topic, both on Skylark, and at least once into a topic on Apache's servers. One kill here; with the
+environment variable SKYLARK_PIPELINE_KILLS=3 there are three.
 """
 
 from __future__ import annotations
