@@ -18,7 +18,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.1
 	"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$path"; break; }; done)
 ARGS ?=
 
-.PHONY: help setup up demo test interop lint format unit bench lock clean
+.PHONY: help setup compiled up demo test interop lint format unit bench lock clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,15 +34,20 @@ $(SETUP): pyproject.toml requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-up: $(SETUP) ## start name server and broker; options in ARGS="--broker-port 0"
+# It does nothing when they are compiled already, and says so when there is no C compiler.
+compiled: $(SETUP) ## compile the modules that every message goes through
+	@$(BIN)/python tools/compile.py
+
+up: compiled ## start name server and broker; options in ARGS="--broker-port 0"
 	@exec $(BIN)/skylark up $(ARGS)
 
 demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spark; needs Java 17
 	@exec $(BIN)/skylark demo $(ARGS)
 
 # Two at once: most tests wait for servers and clients. Each of the two has servers of its own.
-test: lint interop ## everything that must pass
+test: lint compiled interop ## everything that must pass
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	SKYLARK_PURE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/wire tests/net tests/store
 
 interop: $(SETUP) ## fetch Apache's clients and server for the tests that use them
 	$(BIN)/python tools/interop_setup.py
@@ -56,10 +61,10 @@ format: $(SETUP) ## put the code into the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: $(SETUP) ## the fast tests, without Apache's parts and without Spark
+unit: compiled ## the fast tests, without Apache's parts and without Spark
 	$(BIN)/python -m pytest $(addprefix --ignore=tests/,interop client/both spark pipelines faults) $(ARGS)
 
-bench: interop ## side by side with Apache RocketMQ; ARGS=--quick takes five minutes
+bench: compiled interop ## side by side with Apache RocketMQ; ARGS=--quick takes five minutes
 	$(BIN)/python -m bench.suite $(ARGS)
 
 lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
@@ -71,5 +76,6 @@ lock: $(SETUP) ## choose dependency versions anew and write requirements/*.txt
 	compile pyproject.toml requirements/build.in --extra dev -c requirements/runtime.txt -o requirements/dev.txt
 
 clean: ## remove what was made, but not ./data
+	find src -name '*.so' -delete
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,7 +30,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from skylark import spark as rocketmq
 from skylark.store import Store, StoreConfig
-from skylark.wire.message import Message, encode_host
+from skylark.wire.message import Message
+from skylark.wire.records import encode_host
 
 TOPIC, RARE_TOPIC = "SparkOffline", "Rare"
 QUEUES = 4

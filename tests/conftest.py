@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from servers import SERVERS, SOON_ASKED, Server, fetch_apache
 
+import skylark
+
 # A test must not fail because the machine is busy.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+
+def pytest_configure() -> None:
+    """A compiled module that is older than its source would be tested in its place."""
+    if os.environ.get("SKYLARK_PURE"):
+        return
+    stale = [source for source in compiled_sources() if is_stale(source)]
+    if stale:
+        raise pytest.UsageError(f"{stale[0]} is newer than what was compiled from it: make compiled")
+
+
+def compiled_sources() -> list[Path]:
+    package = Path(skylark.__file__).parent
+    return [path.with_name(path.name.split(".")[0] + ".py") for path in package.rglob("*.so")]
+
+
+def is_stale(source: Path) -> bool:
+    return any(source.stat().st_mtime > path.stat().st_mtime for path in source.parent.glob(f"{source.stem}.*.so"))
 
 
 @pytest.fixture(scope="session")

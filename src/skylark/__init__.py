@@ -11,8 +11,12 @@ nothing.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if os.environ.get("SKYLARK_PURE"):
+    from skylark import pure as pure
 
 if TYPE_CHECKING:
     from skylark.client import sync as sync

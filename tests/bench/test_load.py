@@ -15,8 +15,9 @@ from bench.suite.load import Job, Queue
 from bench.suite.running import ROOT
 from skylark.testing import LocalCluster
 from skylark.wire.codes import RequestCode
-from skylark.wire.frame import Encoding, Frame, FrameDecoder, encode_frame
-from skylark.wire.message import decode_batch, decode_properties
+from skylark.wire.frame import Encoding, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
+from skylark.wire.records import decode_batch, decode_properties
 
 GO = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
 pytestmark = pytest.mark.skipif(GO is None, reason="Go is not installed")

@@ -15,7 +15,8 @@ from skylark.net.pool import Pool
 from skylark.wire.bodies import ConsumerData, Heartbeat, Subscription, encode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Encoding, Frame
-from skylark.wire.message import StoredMessage, decode_records, encode_properties
+from skylark.wire.message import StoredMessage
+from skylark.wire.records import decode_records, encode_properties
 
 HOST = "127.0.0.1"
 MAY_SUSPEND = 2

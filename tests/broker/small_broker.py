@@ -22,7 +22,8 @@ from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.bodies import ConsumerData, Heartbeat, MessageQueue, Subscription
 from skylark.wire.frame import Frame
-from skylark.wire.message import Message, encode_host
+from skylark.wire.message import Message
+from skylark.wire.records import encode_host
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 START_MS = 1_700_000_000_000

@@ -16,7 +16,8 @@ from skylark.selectors import compile_selector
 from skylark.wire.bodies import CheckClient, ConsumerData, Heartbeat, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import Message, encode_record
+from skylark.wire.message import Message
+from skylark.wire.records import encode_record
 
 SQL = "SQL92"
 

@@ -12,7 +12,7 @@ from skylark.broker.message_types import type_of_message
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import SendMessageV2, encode_header
-from skylark.wire.message import encode_batch
+from skylark.wire.records import encode_batch
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
 

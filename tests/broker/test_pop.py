@@ -12,7 +12,8 @@ from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies,
 from skylark.wire import pop
 from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.message import PROPERTY_FIRST_POP_TIME, StoredMessage, decode_record
+from skylark.wire.message import PROPERTY_FIRST_POP_TIME, StoredMessage
+from skylark.wire.records import decode_record
 from skylark.wire.tables import TopicConfig
 
 RETRY = f"%RETRY%{GROUP}_{TOPIC}"

@@ -10,7 +10,7 @@ import pytest
 from broker.small_broker import START_MS, SmallBroker
 from skylark.broker.query import join_within
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.message import decode_record, decode_records, java_hash, parse_message_id
+from skylark.wire.records import decode_record, decode_records, java_hash, parse_message_id
 from skylark.wire.stats import ConsumeQueue
 
 FOREVER_MS = 2**63 - 1

@@ -16,7 +16,8 @@ from skylark.store import Store, StoreConfig
 from skylark.wire.bodies import LockRequest, MessageQueue, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import Message, StoredMessage, encode_host
+from skylark.wire.message import Message, StoredMessage
+from skylark.wire.records import encode_host
 
 NOW_MS = 1_700_000_000_000
 

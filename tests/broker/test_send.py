@@ -11,7 +11,7 @@ from broker.live import Live, live_broker, messages_of
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding
 from skylark.wire.headers import SendMessageV2, encode_header
-from skylark.wire.message import encode_batch, encode_properties, parse_message_id
+from skylark.wire.records import encode_batch, encode_properties, parse_message_id
 
 
 def v2(topic: str, **more: object) -> dict[str, str]:

@@ -18,8 +18,9 @@ from skylark.store import TIMER_TOPIC, Appended, Store, StoreConfig
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import Message, StoredMessage, encode_host
+from skylark.wire.message import Message, StoredMessage
 from skylark.wire.recall import RecallHandle
+from skylark.wire.records import encode_host
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 24 * 3600 * 1000

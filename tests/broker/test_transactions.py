@@ -19,13 +19,8 @@ from skylark.net.pool import Pool
 from skylark.wire.bodies import Heartbeat, ProducerData, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import (
-    LOG_OFFSET_POSITION,
-    RECORD_HEADERS,
-    StoredMessage,
-    decode_record,
-    parse_message_id,
-)
+from skylark.wire.message import LOG_OFFSET_POSITION, StoredMessage
+from skylark.wire.records import RECORD_HEADERS, decode_record, parse_message_id
 
 COMMIT, ROLL_BACK, UNKNOWN = 8, 12, 0
 OWNER = "owners"

@@ -7,7 +7,7 @@ from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic, SendMessage, encode_header
-from skylark.wire.message import encode_properties
+from skylark.wire.records import encode_properties
 
 
 async def create_topic(

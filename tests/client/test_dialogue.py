@@ -19,7 +19,7 @@ from skylark.testing import LocalCluster
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import PushReply, encode_header
-from skylark.wire.message import encode_properties
+from skylark.wire.records import encode_properties
 
 
 def pushed(correlation_id: str, body: bytes = b"answer", sys_flag: int = 0) -> Frame:

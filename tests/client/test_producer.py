@@ -25,7 +25,7 @@ from skylark.client.sending import SendContext, SendHook, Slots, UniqueIds
 from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import decode_batch, decode_properties
+from skylark.wire.records import decode_batch, decode_properties
 
 LONG_S = 30.0
 

@@ -15,8 +15,9 @@ from skylark.client.subscriptions import build_subscription
 from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import SYS_COMPRESSED, encode_record
+from skylark.wire.message import SYS_COMPRESSED
 from skylark.wire.message import Message as Record
+from skylark.wire.records import encode_record
 
 QUEUE = MessageQueue("broker-a", 0, "t")
 ALL = build_subscription("t", version=1)

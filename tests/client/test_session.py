@@ -23,7 +23,7 @@ from skylark.wire.bodies import ConsumerData, ConsumerStatus, Heartbeat, ResetOf
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import Message as Outgoing
-from skylark.wire.message import encode_record
+from skylark.wire.records import encode_record
 
 LONG_S = 30.0
 QUEUE = MessageQueue("broker-a", 0, "orders")

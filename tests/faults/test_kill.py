@@ -22,7 +22,7 @@ from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
-from skylark.wire.message import decode_records
+from skylark.wire.records import decode_records
 
 ROUNDS = 20
 QUEUES = 4

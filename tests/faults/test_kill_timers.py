@@ -19,7 +19,8 @@ from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
-from skylark.wire.message import StoredMessage, decode_records, encode_properties
+from skylark.wire.message import StoredMessage
+from skylark.wire.records import decode_records, encode_properties
 
 ROUNDS = 20
 TOPIC = "KilledTimers"

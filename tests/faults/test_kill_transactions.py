@@ -37,7 +37,7 @@ from skylark.wire.headers import (
     decode_header,
     encode_header,
 )
-from skylark.wire.message import decode_record, decode_records, encode_properties, parse_message_id
+from skylark.wire.records import decode_record, decode_records, encode_properties, parse_message_id
 
 ROUNDS = 20
 WORKERS = 12

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from skylark.net import connection as module
-from skylark.net.connection import Connection, Handlers
-from skylark.wire.frame import Frame, FrameDecoder, encode_frame
+from skylark.net.connection import MAX_WAITING_REQUESTS, Connection, Handlers
+from skylark.wire.frame import Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 
 
 class FakeTransport:
@@ -88,9 +88,7 @@ def test_a_peer_that_does_not_read_is_not_read_from() -> None:
     asyncio.run(run())
 
 
-def test_a_peer_with_too_many_waiting_requests_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING_REQUESTS", 3)
-
+def test_a_peer_with_too_many_waiting_requests_is_not_read_from() -> None:
     async def run() -> None:
         gate = asyncio.Semaphore(0)
 
@@ -99,7 +97,7 @@ def test_a_peer_with_too_many_waiting_requests_is_not_read_from(monkeypatch: pyt
             return request.reply()
 
         connection, transport = connected({1: slow})
-        for number in range(3):
+        for number in range(MAX_WAITING_REQUESTS):
             assert transport.reading
             connection.data_received(encode_frame(Frame(1, opaque=number)))
         assert not transport.reading
@@ -111,10 +109,11 @@ def test_a_peer_with_too_many_waiting_requests_is_not_read_from(monkeypatch: pyt
         assert not transport.reading
         connection.resume_writing()
         assert transport.reading
-        for _ in range(2):
+        for _ in range(MAX_WAITING_REQUESTS - 1):
             gate.release()
         await connection.drained()
-        assert [frame.opaque for frame in transport.frames()] == [0, 1, 2]
+        await asyncio.sleep(0)
+        assert [frame.opaque for frame in transport.frames()] == [*range(MAX_WAITING_REQUESTS)]
 
     asyncio.run(run())
 

@@ -13,7 +13,8 @@ import pytest
 from skylark.net.connection import Connection, Handlers, RequestFailed
 from skylark.net.server import Server, bind
 from skylark.wire.codes import ResponseCode
-from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, Encoding, Frame, FrameDecoder, encode_frame
+from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, Encoding, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 from skylark.wire.headers import GetRouteInfo, decode_header
 
 ECHO, REFUSE, FAIL, TYPED, SILENT = 1, 2, 3, 4, 5

@@ -18,13 +18,8 @@ from skylark.spark.offline import broker_name, log_directories, plan, scan_optio
 from skylark.spark.options import BadOption
 from skylark.spark.positions import DataLost
 from skylark.spark.scanning import Part, is_own, read_parts
-from skylark.wire.message import (
-    MAGIC_BLANK,
-    SYS_TRANSACTION_PREPARED,
-    Message,
-    encode_host,
-    encode_record,
-)
+from skylark.wire.message import MAGIC_BLANK, SYS_TRANSACTION_PREPARED, Message
+from skylark.wire.records import encode_host, encode_record
 
 HOST = encode_host("127.0.0.1", 10911)
 SEGMENT_BYTES = 2048

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skylark.store import ReadStatus, Store, StoreConfig
-from skylark.wire.message import Message, StoredMessage, decode_record
+from skylark.store import NotWriteable, ReadStatus, Store, StoreConfig
+from skylark.wire.message import Message, StoredMessage
+from skylark.wire.records import decode_record
 
 START_MS = 1_700_000_000_000
 SEGMENT_BYTES = 2048
@@ -34,6 +36,20 @@ def small_store(root: Path, **changes: Any) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def flushed(store: Store, log_end_offset: int) -> asyncio.Future[None]:
+    """Done when the log is on disk up to there."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(failure: str | None) -> None:
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(NotWriteable(failure))
+
+    store.when_flushed(log_end_offset, done)
+    return future
 
 
 def a_message(body: bytes = b"body", topic: str = "topic", queue_id: int = 0, **properties: str) -> Message:

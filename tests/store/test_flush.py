@@ -14,7 +14,7 @@ import pytest
 from skylark.store import NotWriteable, Store, flush
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.segments import Segment
-from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, small_config, small_store
+from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, flushed, small_config, small_store
 
 
 class Disk:
@@ -43,7 +43,7 @@ def test_a_future_is_done_after_fdatasync_and_not_before(tmp_path: Path, monkeyp
     async def scenario(store: Store) -> None:
         disk.gate.clear()
         appended = store.append(a_message(), START_MS)
-        future = store.wait_flushed(appended.log_end_offset)
+        future = flushed(store, appended.log_end_offset)
         await asyncio.to_thread(disk.entered.wait, 30)
         await asyncio.sleep(0)
         assert not future.done()
@@ -51,7 +51,7 @@ def test_a_future_is_done_after_fdatasync_and_not_before(tmp_path: Path, monkeyp
         disk.gate.set()
         await future
         assert store.flushed_offset == appended.log_end_offset
-        assert store.wait_flushed(appended.log_end_offset).done()
+        assert flushed(store, appended.log_end_offset).done()
 
     with small_store(tmp_path) as store:
         asyncio.run(scenario(store))
@@ -62,10 +62,10 @@ def test_those_who_wait_share_an_fdatasync(tmp_path: Path, monkeypatch: pytest.M
 
     async def scenario(store: Store) -> None:
         disk.gate.clear()
-        futures = [store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)]
+        futures = [flushed(store, store.append(a_message(), START_MS).log_end_offset)]
         await asyncio.to_thread(disk.entered.wait, 30)
         for _ in range(100):
-            futures.append(store.wait_flushed(store.append(a_message(b""), START_MS).log_end_offset))
+            futures.append(flushed(store, store.append(a_message(b""), START_MS).log_end_offset))
         disk.gate.set()
         await asyncio.gather(*futures)
         assert len(disk.synced) == 2
@@ -79,7 +79,7 @@ def test_all_segments_up_to_the_offset_are_flushed(tmp_path: Path, monkeypatch: 
 
     async def scenario(store: Store) -> None:
         fill(store, 40)
-        await store.wait_flushed(store.log_max_offset)
+        await flushed(store, store.log_max_offset)
         assert disk.synced == list(range(0, store.log_max_offset, 2048))
         assert len(disk.synced) > 3
 
@@ -92,9 +92,9 @@ def test_a_failed_fdatasync_fences_the_store(tmp_path: Path, monkeypatch: pytest
 
     async def scenario(store: Store) -> None:
         fill(store, 3)
-        await store.wait_flushed(store.log_max_offset)
+        await flushed(store, store.log_max_offset)
         disk.broken = True
-        future = store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)
+        future = flushed(store, store.append(a_message(), START_MS).log_end_offset)
         with pytest.raises(NotWriteable, match="Input/output error"):
             await future
         assert not store.writeable
@@ -102,7 +102,7 @@ def test_a_failed_fdatasync_fences_the_store(tmp_path: Path, monkeypatch: pytest
             store.append(a_message(), START_MS)
         disk.broken = False  # the pages that could not be written are gone: a later success means nothing
         with pytest.raises(NotWriteable):
-            await store.wait_flushed(store.log_max_offset)
+            await flushed(store, store.log_max_offset)
         assert bodies(store)[:3] == expected_bodies(3)
 
     with small_store(tmp_path) as store:
@@ -168,7 +168,7 @@ def test_a_queue_file_deleted_before_its_flush_is_no_failure(tmp_path: Path) -> 
 
 def test_closing_lets_those_who_wait_go(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        future = store.wait_flushed(store.append(a_message(), START_MS).log_end_offset)
+        future = flushed(store, store.append(a_message(), START_MS).log_end_offset)
         store.close()
         await future
 
@@ -181,7 +181,7 @@ def test_power_loss_after_an_acknowledgement(tmp_path: Path) -> None:
 
     async def scenario(store: Store) -> None:
         fill(store, 25)
-        await store.wait_flushed(store.log_max_offset)
+        await flushed(store, store.log_max_offset)
         kept.mkdir()
         shutil.copytree(store.config.root / "commitlog", kept / "commitlog")
 

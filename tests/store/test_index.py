@@ -152,6 +152,7 @@ def test_messages_without_keys_count_as_put(index: IndexService, tmp_path: Path)
 def test_file_names_sort_even_if_the_clock_goes_back(index: IndexService, tmp_path: Path) -> None:
     for n in range(200):
         index.put("T", [f"key-{n}"], n, START_MS - n * 3_600_000)
+    index.flush()
     names = [path.name for path in (tmp_path / "index").iterdir()]
     assert len(names) == 5
     assert all(len(name) == 17 for name in names)

@@ -13,7 +13,7 @@ import pytest
 from skylark.store import Store, dispatch
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.recovery import LogScan
-from skylark.wire.message import decode_record
+from skylark.wire.records import decode_record
 from store.small_store import (
     START_MS,
     a_message,

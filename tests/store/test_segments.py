@@ -66,6 +66,28 @@ def test_cutting_makes_zeros_under_the_mapping(tmp_path: Path) -> None:
     assert segment.path.read_bytes()[4999:5004] == b"xnew\0"
 
 
+def test_released_memory_is_given_back_and_nothing_is_lost(tmp_path: Path) -> None:
+    size = 1 << 20
+    segment = Segment.create(tmp_path, 0, size, size)
+    written = bytes(range(256)) * (size // 256)
+    segment.map[:] = written
+    assert resident_bytes(segment.path) == size
+    segment.release(size // 2 + 5)
+    assert resident_bytes(segment.path) == size // 2
+    assert segment.path.read_bytes() == written
+    assert segment.map[:] == written
+    segment.close()
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a mapped file this process holds in memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.endswith(str(path)):
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
+    raise AssertionError(f"{path} is not mapped")
+
+
 def test_listing_takes_only_files_with_20_digits(tmp_path: Path) -> None:
     for name, size in (("00000000000000000000", 10), ("00000000000000000010", 10), ("notes.txt", 3), ("0010", 1)):
         (tmp_path / name).write_bytes(bytes(size))

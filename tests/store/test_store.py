@@ -22,7 +22,8 @@ from skylark.store import (
     segments,
 )
 from skylark.store.api import parse_delay_levels
-from skylark.wire.message import Message, decode_record, encode_host, parse_message_id, tag_code
+from skylark.wire.message import Message
+from skylark.wire.records import decode_record, encode_host, parse_message_id, tag_code
 from store.small_store import START_MS, a_message, bodies, drain, expected_bodies, fill, small_config, small_store
 
 

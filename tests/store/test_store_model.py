@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skylark.store import Store
-from skylark.wire.message import Message, decode_record
+from skylark.wire.message import Message
+from skylark.wire.records import decode_record
 from store.small_store import START_MS, small_config
 
 queues = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1))

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.frame import (
-    LANGUAGES,
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Encoding,
-    Frame,
-    FrameDecoder,
-    encode_frame,
-)
+from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 
 INT = st.integers(-(2**31), 2**31 - 1)
 SHORT = st.integers(-(2**15), 2**15 - 1)

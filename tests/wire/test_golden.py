@@ -6,8 +6,9 @@ import pytest
 
 import golden
 from golden import GoldenFrame, GoldenRecord
-from skylark.wire.frame import Encoding, Frame, FrameDecoder, encode_frame
-from skylark.wire.message import decode_record, encode_record
+from skylark.wire.frame import Encoding, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
+from skylark.wire.records import decode_record, encode_record
 
 ALL_FRAMES = [frame for encoding in golden.ENCODINGS for frame in golden.frames(encoding)]
 ALL_RECORDS = list(golden.log_records())

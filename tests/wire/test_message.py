@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.message import (
-    MAGIC_V2,
-    BadRecord,
-    Message,
+from skylark.wire.message import MAGIC_V2, BadRecord, Message
+from skylark.wire.records import (
     RecordProperties,
     decode_batch,
     decode_host,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from skylark.wire import pop
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body, encode_body
-from skylark.wire.frame import Encoding, Frame, FrameDecoder, encode_frame
+from skylark.wire.frame import Encoding, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 from skylark.wire.headers import decode_header, encode_header
 
 offsets = st.integers(0, 2**62)

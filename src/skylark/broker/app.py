@@ -47,7 +47,7 @@ from skylark.net.server import Server, bind
 from skylark.store import Store, StoreConfig, StoreError
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
-from skylark.wire.message import encode_host
+from skylark.wire.records import encode_host
 
 log = logging.getLogger(__name__)
 

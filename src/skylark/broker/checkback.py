@@ -35,8 +35,8 @@ from skylark.wire.message import (
     PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     Message,
     StoredMessage,
-    encode_record,
 )
+from skylark.wire.records import encode_record
 from skylark.wire.tables import PERM_READ, PERM_WRITE
 
 log = logging.getLogger(__name__)

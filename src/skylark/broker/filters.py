@@ -18,7 +18,8 @@ import msgspec
 from skylark.broker.arrivals import RecordFilter, TagFilter
 from skylark.selectors import BadSelector, Selector, compile_selector
 from skylark.wire.bodies import TAG, Subscription
-from skylark.wire.message import PROPERTY_RETRY_TOPIC, RecordProperties, java_hash
+from skylark.wire.message import PROPERTY_RETRY_TOPIC
+from skylark.wire.records import RecordProperties, java_hash
 
 ALL: Final = "*"
 SQL92: Final = "SQL92"

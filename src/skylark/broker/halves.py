@@ -45,8 +45,8 @@ from skylark.wire.message import (
     BadRecord,
     Message,
     StoredMessage,
-    decode_record,
 )
+from skylark.wire.records import decode_record
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from skylark.store import Appended, ReadResult, ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import decode_header, encode_header
-from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION, decode_record, encode_record
+from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION
 from skylark.wire.pop import (
     FROM_MIN,
     MAX_POP_MESSAGES,
@@ -47,6 +47,7 @@ from skylark.wire.pop import (
     pop_retry_topic,
     topic_kind,
 )
+from skylark.wire.records import decode_record, encode_record
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 _LATE_MS: Final = 500

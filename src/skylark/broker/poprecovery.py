@@ -21,8 +21,9 @@ from skylark.broker.revive import PROPERTY_REVIVED
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX
 from skylark.store import TIMER_TOPIC, Store
 from skylark.wire.bodies import BadBody
-from skylark.wire.message import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, StoredMessage, decode_properties
+from skylark.wire.message import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, StoredMessage
 from skylark.wire.pop import CHECK_POINT_TAG, REVIVE_TOPIC_PREFIX, decode_check_point
+from skylark.wire.records import decode_properties
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,11 @@ its delay has passed. One with a delay is parked first; see `parking`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+from mypy_extensions import mypyc_attr
 
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.parking import DELAY_PROPERTIES, Parking
@@ -17,6 +21,7 @@ from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_WAIT_STORE_OK, Message
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Put:
     """Appends messages, and tells when they are safe."""
 
@@ -26,6 +31,8 @@ class Put:
         self._stats = stats
         self.parking = Parking(config)
         self.on_timer: Callable[[dict[str, str], Appended], None] = lambda properties, appended: None
+        self._unflushed: deque[tuple[asyncio.Future[Frame], Frame, float]] = deque()
+        self._watching = False
         self.is_synchronous = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     def one(self, message: Message, now_ms: int) -> Appended:
@@ -57,20 +64,44 @@ class Put:
         """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""
         return self.is_synchronous and properties.get(PROPERTY_WAIT_STORE_OK) != "false"
 
-    async def when_flushed(self, last: Appended, reply: Frame) -> Frame:
+    def when_flushed(self, last: Appended, reply: Frame) -> asyncio.Future[Frame]:
         """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Frame] = loop.create_future()
         began_s = loop.time()
-        flushed = self._store.wait_flushed(last.log_end_offset)
-        try:
-            async with asyncio.timeout(self._config.sync_flush_timeout / 1000):
-                await flushed
-        except TimeoutError:
-            reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-        except StoreError as e:
-            raise self._refusal(e) from e
-        self._stats.put_took(int((loop.time() - began_s) * 1000))
-        return reply
+        self._store.when_flushed(last.log_end_offset, partial(self._flushed, answer, reply, began_s))
+        unflushed = self._unflushed
+        while unflushed and unflushed[0][0].done():
+            unflushed.popleft()
+        unflushed.append((answer, reply, began_s))
+        if not self._watching:
+            self._watching = True
+            loop.call_later(self._config.sync_flush_timeout / 1000, self._answer_late_ones, loop)
+        return answer
+
+    def _flushed(self, answer: asyncio.Future[Frame], reply: Frame, began_s: float, failure: str | None) -> None:
+        if answer.done():
+            return  # it was late, or the connection is gone
+        self._stats.put_took(int((answer.get_loop().time() - began_s) * 1000))
+        if failure is None:
+            answer.set_result(reply)
+        else:
+            answer.set_exception(self._refusal(NotWriteable(failure)))
+
+    def _answer_late_ones(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all that wait: they are in the order of their deadlines."""
+        timeout_s = self._config.sync_flush_timeout / 1000
+        unflushed = self._unflushed
+        while unflushed:
+            answer, reply, began_s = unflushed[0]
+            if not answer.done():
+                if began_s + timeout_s > loop.time():
+                    loop.call_at(began_s + timeout_s, self._answer_late_ones, loop)
+                    return
+                reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+                answer.set_result(reply)
+            unflushed.popleft()
+        self._watching = False
 
     def _refusal(self, error: StoreError) -> RequestFailed:
         self._stats.put_failed()

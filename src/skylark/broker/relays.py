@@ -18,7 +18,7 @@ from skylark.wire.bodies import BadBody, ConsumerStatus, MessageQueue, decode_bo
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import ConsumeMessageDirectlyResult, GetConsumerRunningInfo, GetConsumerStatus, decode_header
-from skylark.wire.message import parse_message_id
+from skylark.wire.records import parse_message_id
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,8 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import PushReply, SendMessage, SendMessageV2, decode_header, encode_header
-from skylark.wire.message import (
-    PROPERTY_PUSH_REPLY_TIME,
-    PROPERTY_REPLY_TO_CLIENT,
-    Message,
-    decode_properties,
-    encode_properties,
-)
+from skylark.wire.message import PROPERTY_PUSH_REPLY_TIME, PROPERTY_REPLY_TO_CLIENT, Message
+from skylark.wire.records import decode_properties, encode_properties
 from skylark.wire.tables import TopicConfig
 
 log = logging.getLogger(__name__)

@@ -28,13 +28,7 @@ from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.net.connection import RequestFailed
 from skylark.store import ReadStatus, Store
 from skylark.wire.bodies import BadBody
-from skylark.wire.message import (
-    PROPERTY_FIRST_POP_TIME,
-    PROPERTY_TIMER_DELIVER_MS,
-    Message,
-    StoredMessage,
-    decode_record,
-)
+from skylark.wire.message import PROPERTY_FIRST_POP_TIME, PROPERTY_TIMER_DELIVER_MS, Message, StoredMessage
 from skylark.wire.pop import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -47,6 +41,7 @@ from skylark.wire.pop import (
     pop_retry_topic,
     revive_topic,
 )
+from skylark.wire.records import decode_record
 from skylark.wire.tables import TopicConfig
 
 log = logging.getLogger(__name__)

@@ -36,9 +36,8 @@ from skylark.wire.message import (
     SYS_MULTI_TAGS,
     BadRecord,
     Message,
-    decode_batch,
-    decode_properties,
 )
+from skylark.wire.records import decode_batch, decode_properties
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
 SendHeader = SendMessage | SendMessageV2

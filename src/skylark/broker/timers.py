@@ -42,9 +42,8 @@ from skylark.wire.message import (
     BadRecord,
     Message,
     StoredMessage,
-    decode_record,
-    java_hash,
 )
+from skylark.wire.records import decode_record, java_hash
 
 log = logging.getLogger(__name__)
 

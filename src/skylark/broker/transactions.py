@@ -31,8 +31,8 @@ from skylark.wire.message import (
     SYS_TRANSACTION_ROLLBACK,
     Message,
     StoredMessage,
-    parse_message_id,
 )
+from skylark.wire.records import parse_message_id
 
 _WANTED = {SYS_TRANSACTION_COMMIT: Fate.COMMITTED, SYS_TRANSACTION_ROLLBACK: Fate.ROLLED_BACK}
 

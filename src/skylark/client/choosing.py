@@ -7,7 +7,7 @@ from typing import Any
 
 from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue
-from skylark.wire.message import java_hash
+from skylark.wire.records import java_hash
 
 Select = Callable[[Sequence[MessageQueue], Any], MessageQueue]
 """Picks a queue of those that a topic has, by the argument of the call."""

@@ -25,7 +25,8 @@ from skylark.client.session import Session, drop_if_silent
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH, encode_properties
+from skylark.wire.message import PROPERTY_MSG_REGION, PROPERTY_TRACE_SWITCH
+from skylark.wire.records import encode_properties
 from skylark.wire.routes import MASTER_ID
 
 log = logging.getLogger(__name__)

@@ -34,9 +34,8 @@ from skylark.wire.message import (
     PROPERTY_TTL,
     REPLY_MESSAGE_TYPE,
     SYS_COMPRESSED,
-    decode_properties,
-    encode_host,
 )
+from skylark.wire.records import decode_properties, encode_host
 
 log = logging.getLogger(__name__)
 

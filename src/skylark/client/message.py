@@ -23,9 +23,8 @@ from skylark.wire.message import (
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     StoredMessage,
-    decode_host,
-    message_id,
 )
+from skylark.wire.records import decode_host, message_id
 
 __all__ = ["Message", "MessageQueue", "OutgoingMessage", "Receipt", "SendStatus"]
 

@@ -62,10 +62,9 @@ from skylark.wire.message import (
     PROPERTY_SHARDING_KEY,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
-    encode_batch,
-    encode_properties,
 )
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
+from skylark.wire.records import encode_batch, encode_properties
 
 RETRY_CODES: Final = frozenset(
     {

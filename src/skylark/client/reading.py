@@ -14,15 +14,8 @@ import msgspec
 
 from skylark.client.errors import UnreadableMessage
 from skylark.client.message import Message
-from skylark.wire.message import (
-    SYS_COMPRESSED,
-    SYS_INNER_BATCH,
-    SYS_NEED_UNWRAP,
-    BadRecord,
-    StoredMessage,
-    decode_batch,
-    decode_records,
-)
+from skylark.wire.message import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, BadRecord, StoredMessage
+from skylark.wire.records import decode_batch, decode_records
 
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 

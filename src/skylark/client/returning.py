@@ -28,8 +28,8 @@ from skylark.wire.message import (
     PROPERTY_RECONSUME_TIME,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TRANSACTION_PREPARED,
-    encode_properties,
 )
+from skylark.wire.records import encode_properties
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from skylark.client.message import MessageQueue, Receipt
 from skylark.client.validation import check_encoded_properties
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode
-from skylark.wire.message import encode_properties
+from skylark.wire.records import encode_properties
 
 BATCH_OVERHEAD_BYTES: Final = 22
 """of a message in a batch, besides its body and its encoded properties"""

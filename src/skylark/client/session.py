@@ -50,7 +50,8 @@ from skylark.wire.headers import (
     decode_header,
     encode_header,
 )
-from skylark.wire.message import PROPERTY_PRODUCER_GROUP, StoredMessage, decode_record
+from skylark.wire.message import PROPERTY_PRODUCER_GROUP, StoredMessage
+from skylark.wire.records import decode_record
 from skylark.wire.routes import MASTER_ID
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from skylark.client.message import Message
 from skylark.wire.bodies import TAG, CheckClient, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_RETRY_TOPIC, java_hash
+from skylark.wire.message import PROPERTY_RETRY_TOPIC
+from skylark.wire.records import java_hash
 
 if TYPE_CHECKING:
     from skylark.client.session import Session

@@ -39,8 +39,8 @@ from skylark.wire.message import (
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
-    decode_batch,
 )
+from skylark.wire.records import decode_batch
 from skylark.wire.trace import (
     TRACE_TOPIC,
     ConsumeCode,

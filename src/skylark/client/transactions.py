@@ -48,8 +48,8 @@ from skylark.wire.message import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
     StoredMessage,
-    parse_message_id,
 )
+from skylark.wire.records import parse_message_id
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from skylark.client.message import Message
-from skylark.wire.message import decode_records
+from skylark.wire.records import decode_records
 
 LENGTH = struct.Struct(">I")
 _SPARE_FILES = 16

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from skylark.net.pool import split_address
-from skylark.wire.frame import BadFrame, Frame, FrameDecoder, encode_frame
+from skylark.wire.frame import BadFrame, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 
 _RECEIVE_BYTES = 1 << 20
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final, cast
 
 from skylark.wire.codes import ResponseCode
-from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame, FrameDecoder, encode_frame
+from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame
+from skylark.wire.framing import FrameDecoder, encode_frame
 from skylark.wire.headers import BadHeader
-from skylark.wire.message import encode_host
+from skylark.wire.records import encode_host
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +65,9 @@ class Connection(asyncio.Protocol):
         self._closed = closed
         self._decoder = FrameDecoder(max_frame_bytes)
         self._pending: dict[int, Settle] = {}
-        self._outbox: list[bytes] = []  # requests of this turn of the loop, which leave in one write
+        self._outbox: list[bytes] = []  # what this turn of the loop sends, which leaves in one write
         self._writers: list[asyncio.Future[None]] = []  # who waits until the connection takes more
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Future[Frame | None]] = set()
         self._next_opaque = 0
         self._write_blocked = False
         self._backlog: list[Frame] = []  # what was read, but comes after answers that the peer has not read
@@ -108,8 +110,8 @@ class Connection(asyncio.Protocol):
             settle(ConnectionError(f"the connection to {self!r} closed"))
         self._outbox.clear()
         self._wake_writers()
-        for task in self._waiting:
-            task.cancel()
+        for later in tuple(self._waiting):
+            later.cancel()
         if self._closed is not None:
             self._closed(self)
 
@@ -235,9 +237,12 @@ class Connection(asyncio.Protocol):
     def _post(self, request: Frame) -> None:
         if self._stamp:
             request.fields = request.fields | self._stamp
+        self._write_soon(encode_frame(request))
+
+    def _write_soon(self, data: bytes) -> None:
         if not self._outbox:
             self._loop.call_soon(self._flush)
-        self._outbox.append(encode_frame(request))
+        self._outbox.append(data)
 
     def _flush(self) -> None:
         if self._outbox:
@@ -273,33 +278,32 @@ class Connection(asyncio.Protocol):
                 answer = self._failure(request, e)
         if answer is None or type(answer) is Frame:
             return None if answer is None or request.flag & ONEWAY_FLAG else encode_frame(answer)
-        task = self._loop.create_task(self._finish(request, cast(Awaitable["Frame | None"], answer)))
-        self._waiting.add(task)
-        task.add_done_callback(self._forget)
+        later = asyncio.ensure_future(cast("Awaitable[Frame | None]", answer))
+        self._waiting.add(later)
+        later.add_done_callback(partial(self._finish, request))
         if len(self._waiting) == MAX_WAITING_REQUESTS:
             self._throttle()
         return None
 
-    async def _finish(self, request: Frame, pending: Awaitable[Frame | None]) -> None:
-        try:
-            answer = await pending
-        except Exception as e:
-            answer = self._failure(request, e)
-        if answer is not None and not request.flag & ONEWAY_FLAG:
-            self.send(answer)
+    def _finish(self, request: Frame, later: asyncio.Future[Frame | None]) -> None:
+        """Answers a request whose handler had to wait. The answers of one turn of the loop leave in one write."""
+        self._waiting.discard(later)
+        if len(self._waiting) == MAX_WAITING_REQUESTS - 1:
+            self._throttle()
+        if later.cancelled():
+            return
+        error = later.exception()
+        answer = later.result() if error is None else self._failure(request, error)
+        if answer is not None and not request.flag & ONEWAY_FLAG and self._transport is not None:
+            self._write_soon(encode_frame(answer))
 
-    def _failure(self, request: Frame, error: Exception) -> Frame:
+    def _failure(self, request: Frame, error: BaseException) -> Frame:
         if isinstance(error, RequestFailed):
             return request.reply(error.code, error.remark)
         if isinstance(error, BadHeader):
             return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         log.error("request code %d of %r failed", request.code, self, exc_info=error)
         return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._waiting.discard(task)
-        if len(self._waiting) == MAX_WAITING_REQUESTS - 1:
-            self._throttle()
 
     def _throttle(self) -> None:
         """Reads from the peer exactly while it reads its answers and has room for another waiting request."""

@@ -35,14 +35,8 @@ from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import EndTransaction, QueryMessage, encode_header
-from skylark.wire.message import (
-    PROPERTY_KEYS,
-    SYS_TRANSACTION_COMMIT,
-    SYS_TRANSACTION_ROLLBACK,
-    StoredMessage,
-    decode_record,
-    encode_properties,
-)
+from skylark.wire.message import PROPERTY_KEYS, SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK, StoredMessage
+from skylark.wire.records import decode_record, encode_properties
 from skylark.wire.routes import KVTable
 
 _PART_HALVES: Final = 65_536

@@ -26,13 +26,8 @@ from skylark.spark.cluster import Cluster
 from skylark.spark.rows import Outgoing
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import (
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TRANSACTION_PREPARED,
-    SYS_TRANSACTION_PREPARED,
-    encode_batch,
-    encode_properties,
-)
+from skylark.wire.message import PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_PREPARED, SYS_TRANSACTION_PREPARED
+from skylark.wire.records import encode_batch, encode_properties
 
 _PACK_MESSAGES: Final = 256
 _PACK_BYTES: Final = 256 * 1024

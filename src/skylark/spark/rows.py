@@ -48,8 +48,8 @@ from skylark.wire.message import (
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,
     PROPERTY_UNIQUE_KEY,
-    encode_properties,
 )
+from skylark.wire.records import encode_properties
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: Final[dict[str, tuple[type[DataType], ...]]] = {

@@ -35,7 +35,7 @@ from skylark.spark.options import BadOption, Writing
 from skylark.spark.outbox import Outbox, Pack
 from skylark.spark.rows import Rows
 from skylark.wire.frame import Frame
-from skylark.wire.message import parse_message_id
+from skylark.wire.records import parse_message_id
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from skylark.wire.message import encode_host, message_id
+from skylark.wire.records import encode_host, message_id
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -104,7 +104,7 @@ class Appended(msgspec.Struct):
 
     @property
     def log_end_offset(self) -> int:
-        """What `Store.wait_flushed` takes."""
+        """What `Store.when_flushed` takes."""
         return self.log_offset + self.size_bytes
 
 
@@ -140,6 +140,19 @@ class ReadResult(msgspec.Struct):
     @property
     def count(self) -> int:
         return len(self.slices)
+
+
+class LogRecord(msgspec.Struct, gc=False):
+    """A record that was found whole in the log. `size_bytes` 0: the rest of the segment is blank."""
+
+    log_offset: int
+    size_bytes: int
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    sys_flag: int = 0
+    store_ms: int = 0
+    properties_data: bytes = b""
 
 
 class QueryResult(msgspec.Struct):

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from skylark.store.api import MessageTooLarge
 from skylark.store.segments import Segment, list_bases
-from skylark.wire.message import LOG_OFFSET_POSITION, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_HEADERS
+from skylark.wire.message import LOG_OFFSET_POSITION, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from skylark.wire.records import RECORD_HEADERS
 
-RESERVE_STEP_BYTES = 64 << 20
+RESERVE_STEP_BYTES = 32 << 20
+_RESIDENT_BYTES = 16 << 20  # the newest part, which consumers that keep up read
 BLANK_BYTES = 8
 _BLANK = struct.Struct(">iI")
 _SIZE_AND_MAGIC = struct.Struct(">iI")
@@ -77,6 +79,7 @@ class CommitLog:
             active = self._roll(active)
         active.reserve(self.position + max(size_bytes + BLANK_BYTES, RESERVE_STEP_BYTES))
         self.limit = active.reserved_bytes
+        active.release(self.position - _RESIDENT_BYTES)
 
     def _activate(self, segment: Segment | None) -> Segment:
         if segment is None:
@@ -136,6 +139,11 @@ class CommitLog:
 
     def next_segment_offset(self, log_offset: int) -> int:
         return log_offset - log_offset % self.segment_bytes + self.segment_bytes
+
+    def release(self) -> None:
+        """Lets go of the memory that holds older parts of the log, read or written."""
+        for base, segment in self._segments.items():
+            segment.release(self.position - _RESIDENT_BYTES if base == self.base else self.segment_bytes)
 
     # --- recovery, retention, end -------------------------------------------------------------------------------------
     def truncate(self, end_offset: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases
-from skylark.wire.message import topic_field
+from skylark.wire.records import topic_field
 
 ENTRY_BYTES = 20
 ENTRY = struct.Struct(">qiq")

@@ -10,9 +10,7 @@ import logging
 import struct
 from zlib import crc32
 
-import msgspec
-
-from skylark.store.api import StoreError
+from skylark.store.api import LogRecord, StoreError
 from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
 from skylark.store.index import IndexService
 from skylark.wire.message import (
@@ -24,14 +22,12 @@ from skylark.wire.message import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
-    RECORD_HEADERS,
     SYS_FLAG_POSITION,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
-    decode_properties,
-    tag_code,
 )
+from skylark.wire.records import RECORD_HEADERS, decode_properties, tag_code
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +67,6 @@ def index_keys(properties: dict[str, str], sys_flag: int) -> list[str]:
     if tags := get(PROPERTY_TAGS):
         keys.append("T#" + tags)
     return keys
-
-
-class LogRecord(msgspec.Struct, gc=False):
-    """A record that was found whole in the log. `size_bytes` 0: the rest of the segment is blank."""
-
-    log_offset: int
-    size_bytes: int
-    topic: str = ""
-    queue_id: int = 0
-    queue_offset: int = 0
-    sys_flag: int = 0
-    store_ms: int = 0
-    properties_data: bytes = b""
 
 
 def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:

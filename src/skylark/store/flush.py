@@ -1,14 +1,14 @@
 """Brings what was written to disk: one thread, group commit.
 
-`wait` gives a future that is done when the log is on disk up to an offset. While the thread is inside an fdatasync,
-more futures gather; the next fdatasync serves all of them, and wakes the event loop once.
+`when_flushed` calls back when the log is on disk up to an offset. While the thread is inside an fdatasync, more of them
+gather; the next fdatasync serves all of them, and wakes the event loop once.
 
 In the same thread, less often: the queue files, the index, and after them the checkpoint, so that it only ever names
 what is on disk.
 
 When fdatasync of the log fails, the kernel may have dropped the pages it could not write, and a later success says
-nothing about them. So the store is fenced for good: waiting and later futures fail, nothing more is flushed, and the
-abort marker stays for the next start to find out what there is.
+nothing about them. So the store is fenced for good: whoever waits or comes later is told, nothing more is flushed, and
+the abort marker stays for the next start to find out what there is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skylark.store.api import NotWriteable, StoreConfig
+from skylark.store.api import StoreConfig
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue
@@ -30,6 +30,10 @@ from skylark.store.index import IndexService
 from skylark.store.segments import Segment, sync_directory
 
 log = logging.getLogger(__name__)
+
+
+Done = Callable[[str | None], None]
+"""Called on the event loop when it is on disk, or with the reason why that will not happen. It must not raise."""
 
 
 class Progress:
@@ -63,7 +67,7 @@ def _sync_queue_file(queue: ConsumeQueue, path: Path) -> None:
 
 
 class Flusher:
-    """The flush thread. `start`, then `wait` from an event loop, then `stop`."""
+    """The flush thread. `start`, then `when_flushed` from an event loop, then `stop`."""
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class Flusher:
         self.flushed_offset = 0
         self.failure: str | None = None
         self.derived_failed = False
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.AbstractEventLoop, Done]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._flushing = threading.Lock()
@@ -101,18 +105,14 @@ class Flusher:
         if self._thread.is_alive():
             self._thread.join()
 
-    def wait(self, log_end_offset: int) -> asyncio.Future[None]:
-        """A future that is done when the log is on disk up to an offset, and fails with `NotWriteable` otherwise."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.failure is not None:
-            future.set_exception(NotWriteable(self.failure))
-        elif log_end_offset <= self.flushed_offset:
-            future.set_result(None)
-        else:
-            self._waiters.append((log_end_offset, future))
-            if not self._wake.is_set():
-                self._wake.set()
-        return future
+    def when_flushed(self, log_end_offset: int, done: Done) -> None:
+        """Calls `done` when the log is on disk up to an offset: at once, if it is."""
+        if self.failure is not None or log_end_offset <= self.flushed_offset:
+            done(self.failure)
+            return
+        self._waiters.append((log_end_offset, asyncio.get_running_loop(), done))
+        if not self._wake.is_set():
+            self._wake.set()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -153,13 +153,13 @@ class Flusher:
 
     def _release_waiters(self) -> None:
         waiters = self._waiters
-        done: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        released: dict[asyncio.AbstractEventLoop, list[Done]] = {}
         while waiters and (self.failure is not None or waiters[0][0] <= self.flushed_offset):
-            _, future = waiters.popleft()
-            done.setdefault(future.get_loop(), []).append(future)
-        for loop, futures in done.items():
+            _, loop, done = waiters.popleft()
+            released.setdefault(loop, []).append(done)
+        for loop, calls in released.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, futures, self.failure)
+                loop.call_soon_threadsafe(_call_all, calls, self.failure)
 
     def flush_derived(self, *, with_index: bool) -> None:
         """Brings queue files, what is kept `beside` them, and the index if asked for, to disk; then the checkpoint.
@@ -201,11 +201,6 @@ class Flusher:
             log.error("flushing consume queues, index or checkpoint failed, the checkpoint stays behind: %s", error)
 
 
-def _resolve(futures: list[asyncio.Future[None]], failure: str | None) -> None:
-    for future in futures:
-        if future.done():
-            continue
-        if failure is None:
-            future.set_result(None)
-        else:
-            future.set_exception(NotWriteable(failure))
+def _call_all(calls: list[Done], failure: str | None) -> None:
+    for done in calls:
+        done(failure)

@@ -12,7 +12,8 @@ for N entries holds N - 1. The hash is that of "topic#key"; what shall be found 
 
 Invariants:
 - entries are in the order of the log, a chain leads to ever smaller entry numbers, and an entry never changes;
-- an entry is written before the slot that points to it, and the header comes last;
+- an entry is written before the slot that points to it; the header is written when the file is flushed, full or
+  closed, and until then tells of fewer entries than there are;
 - no byte is written through the mapping before the disk space under it was reserved: a full disk raises OSError(ENOSPC)
   in `put` instead of killing the process with SIGBUS. The message itself is then safe in the log: the caller goes on
   without its keys and puts again, from `next_log_offset` on, when there is space;
@@ -107,7 +108,7 @@ def key_hash(topic: str, key: str) -> int:
 
 
 class IndexFile:
-    """One mapped file. The header is kept in attributes and written through after each message."""
+    """One mapped file. The header is kept in attributes until `write_header`."""
 
     def __init__(self, path: Path, slots: int, entries: int) -> None:
         self.path = path
@@ -155,13 +156,21 @@ class IndexFile:
         start = self.entries_at + self.count * ENTRY.size
         length = min(_RESERVE_BYTES, self.size_bytes - start)
         os.posix_fallocate(self.fd, start, length)
+        self._release(start)
         self.reserved = self.count + length // ENTRY.size
+
+    def _release(self, until: int) -> None:
+        """Entries are written once and hardly ever read: what they take up is left to the system's cache."""
+        first = self.entries_at + mmap.PAGESIZE - self.entries_at % mmap.PAGESIZE
+        whole_pages = (until - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if whole_pages > 0:
+            self.map.madvise(mmap.MADV_DONTNEED, first, whole_pages)
 
     def reserve_slots(self) -> None:
         os.posix_fallocate(self.fd, 0, self.entries_at)
 
     def put(self, code: int, log_offset: int, store_timestamp_ms: int) -> None:
-        """Adds an entry; the caller made sure of space and writes the header when the message's last key is in."""
+        """Adds an entry; the caller made sure of space."""
         number = self.count
         pages = self.map
         slot_at = 40 + code % self.slots * 4
@@ -328,7 +337,6 @@ class IndexService:
                 if file.count >= file.reserved:
                     file = self._with_space(store_timestamp_ms)
                 file.put(key_hash(topic, key), log_offset, store_timestamp_ms)
-            file.write_header()
         self._next_log_offset = log_offset + 1
 
     def _with_space(self, now_ms: int) -> IndexFile:
@@ -381,6 +389,8 @@ class IndexService:
             end = self._next_log_offset
             # Copies of the descriptors: the event loop may delete a file meanwhile.
             pending = [(file, file.full, os.dup(file.fd)) for file in self._files if not file.sealed_on_disk]
+            for file, _, _ in pending:
+                file.write_header()
         failure: OSError | None = None
         for file, full, fd in pending:
             try:

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from skylark.store.api import LogRecord
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue, QueueTable
-from skylark.store.dispatch import Dispatcher, LogRecord, inspect
+from skylark.store.dispatch import Dispatcher, inspect
 from skylark.store.index import IndexService
 
 log = logging.getLogger(__name__)

@@ -117,6 +117,13 @@ class Segment:
             raise _store_error(error, f"cannot reserve space in {self.path}") from error
         self.reserved_bytes = until_bytes
 
+    def release(self, until_bytes: int) -> None:
+        """Lets go of the memory behind the mapping up to a position. The pages stay in the system's cache, dirty ones
+        too, and are mapped again when they are read: only this process no longer counts as holding them."""
+        whole_pages = until_bytes - until_bytes % mmap.PAGESIZE
+        if self._map is not None and whole_pages > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, 0, whole_pages)
+
     def cut(self, position: int) -> None:
         """Makes everything from a position on zeros and gives its blocks back."""
         os.ftruncate(self.fd, position)

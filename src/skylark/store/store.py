@@ -5,23 +5,21 @@
     <root>/index/       lookup by key                   <root>/lock         locked while the store is open
 
 One thread, that of the event loop, calls everything here. A message is in the log, in its queue and in the index when
-`append` returns, and on disk when `wait_flushed` says so.
+`append` returns, and on disk when `when_flushed` says so.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from struct import Struct
 from typing import Literal
-from zlib import crc32
 
 from skylark.store.api import (
     Appended,
     CleanReport,
+    LogRecord,
     MessageTooLarge,
     NotWriteable,
     PropertiesTooLarge,
@@ -35,8 +33,8 @@ from skylark.store.api import (
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, LogRecord, index_keys, queue_tag_code
-from skylark.store.flush import Flusher, Progress
+from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, index_keys, queue_tag_code
+from skylark.store.flush import Done, Flusher, Progress
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
@@ -46,18 +44,14 @@ from skylark.store.segments import MappingPool
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     PROPERTY_TAGS,
-    RECORD_HEADERS,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
     SYS_TRANSACTION_MASK,
     BadRecord,
     Message,
     StoredMessage,
-    decode_record,
-    encode_properties,
-    host_bits,
-    tag_code,
 )
+from skylark.wire.records import decode_record, encode_properties, host_bits, pack_record, record_size, tag_code
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +130,7 @@ class Store:
         """Stores one message; nothing is stored when it raises. The hot path."""
         queue = self._open_queue(message.topic, message.queue_id)
         draft = self._draft(message, queue)
-        size, sys_flag, _, _ = draft
+        size, sys_flag, _ = draft
         queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
         if queued and queue.write_at >= queue.write_limit:
             queue.make_room()
@@ -180,40 +174,26 @@ class Store:
             raise NotWriteable(self._refusal or self._retention.space_refusal)
         return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
 
-    def _draft(self, message: Message, queue: ConsumeQueue) -> tuple[int, int, Struct, bytes]:
-        """Size, sys flag, header and properties of the record that a message becomes, if it may become one."""
+    def _draft(self, message: Message, queue: ConsumeQueue) -> tuple[int, int, bytes]:
+        """Size, sys flag and properties of the record that a message becomes, if it may become one."""
         properties = encode_properties(message.properties)
-        body_size = len(message.body)
-        if body_size > self.config.max_message_bytes:
-            raise MessageTooLarge(f"a body of {body_size} bytes, {self.config.max_message_bytes} are allowed")
+        body: bytes = message.body
+        if len(body) > self.config.max_message_bytes:
+            raise MessageTooLarge(f"a body of {len(body)} bytes, {self.config.max_message_bytes} are allowed")
         if len(properties) > PROPERTIES_MAX_BYTES:
             raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
         if message.topic != queue.topic or message.queue_id != queue.queue_id:
             raise StoreError("the messages of a batch must be of one queue")
         hosts = host_bits(message.born_host, self._store_host)
-        header = RECORD_HEADERS[hosts >> 4]
-        size = header.size + body_size + len(queue.topic_bytes) + 2 + len(properties)
-        return size, message.sys_flag & ~_HOST_BITS | hosts, header, properties
+        size = record_size(message.born_host, self._store_host, body, queue.topic_bytes, properties)
+        return size, message.sys_flag & ~_HOST_BITS | hosts, properties
 
-    def _record(
-        self, message: Message, queue: ConsumeQueue, draft: tuple[int, int, Struct, bytes], place: Appended
-    ) -> bytes:
-        """The record of a message at its place: `encode_record` with what is known of the queue already."""
-        size, sys_flag, header, properties = draft
-        body = message.body
-        return b"".join(
-            (
-                header.pack(
-                    size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, message.flag, place.queue_offset,
-                    place.log_offset, sys_flag, message.born_timestamp_ms, message.born_host,
-                    place.store_timestamp_ms, place.store_host, message.reconsume_times,
-                    message.prepared_transaction_offset, len(body),
-                ),
-                body,
-                queue.topic_bytes,
-                len(properties).to_bytes(2, "big"),
-                properties,
-            )
+    def _record(self, message: Message, queue: ConsumeQueue, draft: tuple[int, int, bytes], place: Appended) -> bytes:
+        """The record of a message at its place."""
+        size, sys_flag, properties = draft
+        return pack_record(
+            message, size, queue.magic, sys_flag, place.queue_offset, place.log_offset, place.store_timestamp_ms,
+            place.store_host, queue.topic_bytes, properties,
         )  # fmt: skip
 
     def _dispatch(self, queue: ConsumeQueue, message: Message, sys_flag: int, appended: Appended) -> None:
@@ -243,9 +223,9 @@ class Store:
                     log.error("messages are not found by key until the index can be written again: %s", error)
                 self._index_behind = True
 
-    def wait_flushed(self, log_end_offset: int) -> asyncio.Future[None]:
-        """Done when the log is on disk up to an offset; fails with `NotWriteable` if it could not be brought there."""
-        return self._flusher.wait(log_end_offset)
+    def when_flushed(self, log_end_offset: int, done: Done) -> None:
+        """Calls `done` when the log is on disk up to an offset, or with the reason why that will not happen."""
+        self._flusher.when_flushed(log_end_offset, done)
 
     def flush(self) -> None:
         """Brings log, queues, index and checkpoint to disk now. Blocks."""
@@ -363,7 +343,8 @@ class Store:
         return self._retention.disk_ratio()
 
     def clean(self, now_ms: int) -> CleanReport:
-        """A round of retention, to be called every 10 s or so."""
+        """A round of retention, to be called every 10 s or so; memory that holds older messages is let go as well."""
+        self._log.release()
         return self._retention.clean(now_ms)
 
     def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:

@@ -17,7 +17,7 @@ from skylark.client.producer import Producer
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import PullMessage, ViewMessage, encode_header
-from skylark.wire.message import decode_record, decode_records, parse_message_id
+from skylark.wire.records import decode_record, decode_records, parse_message_id
 
 if TYPE_CHECKING:
     from drivers import Session as JavaSession

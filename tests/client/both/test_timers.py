@@ -19,8 +19,8 @@ from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import SendMessageV2, encode_header
-from skylark.wire.message import encode_properties
 from skylark.wire.recall import RecallHandle
+from skylark.wire.records import encode_properties
 
 if TYPE_CHECKING:
     from drivers import Session as JavaSession

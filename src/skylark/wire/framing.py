@@ -1,0 +1,212 @@
+"""Frames of the remoting protocol: bytes in, `Frame` objects out.
+
+    4 bytes   length of everything after this field
+    4 bytes   header encoding (1 byte: 0 JSON, 1 ROCKETMQ binary) and header length (3 bytes)
+    header    JSON object, or the binary layout below
+    body      the rest
+
+The binary header:
+
+    2 code   1 language   2 version   4 opaque   4 flag   4+n remark   4+n fields
+    a field: 2+n key, 4+n value
+
+The decoder holds at most one incomplete frame.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from mypy_extensions import i16, i32, i64
+
+from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame, JsonHeader, JsonReply
+
+_LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
+_OTHER: Final = LANGUAGES.index("OTHER")
+_PREFIX: Final = Struct(">II")
+_JSON: Final = 0
+_BINARY: Final = 1
+
+_decode_json = msgspec.json.Decoder(JsonHeader).decode
+_decode_loose_json = msgspec.json.Decoder(dict[str, Any]).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The whole frame as it goes over the wire."""
+    # The binary header has two bytes for the code; Apache's encoder cuts longer ones off, and no server knows the rest.
+    encoding = frame.encoding if -0x8000 <= frame.code <= 0x7FFF else Encoding.JSON
+    header = _encode_binary_header(frame) if encoding else _encode_json_header(frame)
+    size = len(header)
+    return _PREFIX.pack(4 + size + len(frame.body), encoding << 24 | size) + header + frame.body
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames. Feed it what arrives; it keeps what is not complete."""
+
+    __slots__ = ("_max_bytes", "_missing", "_rest")
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._missing = 0  # bytes to wait for before another look can bring anything
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Every frame that `data` completes. Raises BadFrame; the decoder is of no use after that."""
+        if self._rest:
+            self._rest += data
+            if self._missing > len(data):
+                self._missing -= len(data)
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        frames: list[Frame] = []
+        end = i64(len(data))
+        position: i64 = 0
+        while end - position >= 4:
+            length = i64(read_i32_be(data, position))
+            if not 4 <= length <= self._max_bytes:
+                raise BadFrame(f"frame length {length} is not between 4 and {self._max_bytes}")
+            stop = position + 4 + length
+            if stop > end:
+                self._missing = stop - end
+                break
+            frames.append(_decode_frame(data, position + 4, stop))
+            position = stop
+        else:
+            self._missing = 4 - (end - position)
+        if position < end:
+            self._rest += memoryview(data)[position:]
+        return frames
+
+
+def _decode_frame(data: bytes, start: i64, stop: i64) -> Frame:
+    encoding = data[start]
+    header_start = start + 4
+    header_size = i64(read_i32_be(data, start)) & 0xFFFFFF
+    header_stop = header_start + header_size
+    if header_stop > stop:
+        raise BadFrame(f"header of {header_size} bytes in a frame of {stop - start}")
+    body = data[header_stop:stop]
+    if encoding == _BINARY:
+        return _decode_binary_header(data, header_start, header_stop, body)
+    if encoding == _JSON:
+        return _decode_json_header(data[header_start:header_stop], body)
+    raise BadFrame(f"unknown header encoding {encoding}: 0 is JSON, 1 is ROCKETMQ")
+
+
+def _decode_json_header(header: bytes, body: bytes) -> Frame:
+    try:
+        h = _decode_json(header)
+        return Frame(h.code, h.ext_fields or {}, body, h.opaque, h.flag, h.remark, h.language, h.version)
+    except msgspec.ValidationError:
+        return _decode_loose_json_header(header, body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise BadFrame(f"bad JSON header: {e}") from None
+
+
+def _decode_loose_json_header(header: bytes, body: bytes) -> Frame:
+    """The same for clients that write values as numbers or null: every value becomes a string, null is left out."""
+    try:
+        h = _decode_loose_json(header)
+        given = h.get("extFields") or {}
+        fields = {k: v if isinstance(v, str) else _as_text(v) for k, v in given.items() if v is not None}
+        strict = {key: value for key, value in h.items() if key != "extFields" and value is not None}
+        typed = msgspec.convert(strict, JsonHeader, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, RecursionError) as e:
+        raise BadFrame(f"bad JSON header: {e}") from None
+    return Frame(typed.code, fields, body, typed.opaque, typed.flag, typed.remark, typed.language, typed.version)
+
+
+def _as_text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decode_binary_header(data: bytes, start: i64, stop: i64, body: bytes) -> Frame:
+    try:
+        code = read_i16_be(data, start)
+        language = data[start + 2]
+        version = read_i16_be(data, start + 3)
+        opaque = read_i32_be(data, start + 5)
+        flag = read_i32_be(data, start + 9)
+        remark_size = i64(read_i32_be(data, start + 13))
+        fields_at = start + 17 + remark_size + 4
+        if remark_size < 0 or fields_at > stop:
+            raise BadFrame("a length in the binary header exceeds the header")
+        remark = data[start + 17 : start + 17 + remark_size].decode() if remark_size else None
+        fields_size = i64(read_i32_be(data, fields_at - 4))
+        if fields_size < 0 or fields_at + fields_size > stop:
+            raise BadFrame("a length in the binary header exceeds the header")
+        fields = _decode_fields(data, fields_at, fields_at + fields_size)
+    except (IndexError, UnicodeDecodeError) as e:
+        raise BadFrame(f"bad binary header: {e}") from None
+    name = LANGUAGES[language] if language < len(LANGUAGES) else "OTHER"
+    return Frame(code, fields, body, opaque, flag, remark, name, version, Encoding.BINARY)
+
+
+def _decode_fields(data: bytes, start: i64, stop: i64) -> dict[str, str]:
+    # Cutting pieces out of one text is quicker than decoding each piece: Latin-1 gives a character for every byte, and
+    # only where one of them is not ASCII they have to be decoded again.
+    text = data[start:stop].decode("latin-1")
+    fields: dict[str, str] = {}
+    end = stop - start
+    at: i64 = 0
+    while at < end:
+        key_end = at + 2 + (i64(read_i16_be(data, start + at)) & 0xFFFF)
+        value_at = key_end + 4
+        value_size = i64(read_i32_be(data, start + key_end))
+        if value_size < 0:
+            raise BadFrame("a field of the binary header has a negative length")
+        fields[text[at + 2 : key_end]] = text[value_at : value_at + value_size]
+        at = value_at + value_size
+    if at != end:
+        raise BadFrame("the fields of the binary header end beyond their length")
+    return fields if text.isascii() else {_utf8(key): _utf8(value) for key, value in fields.items()}
+
+
+def _utf8(latin: str) -> str:
+    return latin.encode("latin-1").decode()
+
+
+def _encode_json_header(frame: Frame) -> bytes:
+    return _encode_json(
+        JsonReply(
+            frame.code,
+            frame.fields or msgspec.UNSET,
+            frame.flag,
+            frame.language,
+            frame.opaque,
+            msgspec.UNSET if frame.remark is None else frame.remark,
+            "JSON",
+            frame.version,
+        )
+    )
+
+
+def _encode_binary_header(frame: Frame) -> bytes:
+    fields = BytesWriter()
+    for key, value in frame.fields.items():
+        name = key.encode()
+        write_i16_be(fields, i16(len(name)))
+        fields.write(name)
+        _write_text(fields, value)
+    packed = fields.getvalue()
+    header = BytesWriter()
+    write_i16_be(header, i16(frame.code))
+    header.append(_LANGUAGE_CODES.get(frame.language, _OTHER))
+    write_i16_be(header, i16(frame.version))
+    write_i32_be(header, i32(frame.opaque))
+    write_i32_be(header, i32(frame.flag))
+    _write_text(header, frame.remark or "")
+    write_i32_be(header, i32(len(packed)))
+    header.write(packed)
+    return header.getvalue()
+
+
+def _write_text(out: BytesWriter, text: str) -> None:
+    data = text.encode()
+    write_i32_be(out, i32(len(data)))
+    out.write(data)
