@@ -95,7 +95,8 @@ def test_no_bare_except(path: Path) -> None:
 
 def test_third_party_imports_are_declared() -> None:
     # pytest is not a dependency: its plugin is only ever loaded by pytest.
-    declared = {"lark", "msgspec", "rich", "typer", "uvloop", "skylark", "pytest", "lz4", "backports", "compression"}
+    declared = {"lark", "librt", "msgspec", "mypy_extensions", "rich", "typer", "uvloop", "skylark"}
+    declared |= {"pytest", "lz4", "backports", "compression"}
     of_spark = {"pyspark", "pyarrow", "numpy", "py4j", "fastavro", "google"}
     more = {"spark": of_spark, "pipelines": of_spark | {"yaml", "matplotlib"}}
     for path in MODULES:
