@@ -31,7 +31,7 @@ MODULES = [
     for name in (
         "wire/framing", "wire/records", "net/connection",
         "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading", "store/store",
-        "broker/put", "broker/send",
+        "broker/arrivals", "broker/pull", "broker/put", "broker/send",
     )
 ]  # fmt: skip
 
@@ -69,7 +69,7 @@ def compile_all() -> None:
     os.chdir(SOURCE)
     names = [str(module.relative_to(SOURCE)) for module in MODULES]
     extensions = mypycify(
-        ["--config-file", str(ROOT / "pyproject.toml"), *names],
+        ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(WORK / "types"), *names],
         opt_level="2", debug_level="0", group_name=GROUP, target_dir=str(WORK / "c"),
     )  # fmt: skip
     command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))

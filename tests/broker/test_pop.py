@@ -29,7 +29,7 @@ def broker(tmp_path: Path) -> Iterator[PopBroker]:
 
 def stored(broker: PopBroker, topic: str, queue_id: int = 0) -> list[StoredMessage]:
     result = broker.store.read(topic, queue_id, 0, 32)
-    return [decode_record(record) for record in result.slices]
+    return [decode_record(record) for record in result.records]
 
 
 def test_what_is_popped_is_nobody_elses(broker: PopBroker) -> None:

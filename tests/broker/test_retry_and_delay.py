@@ -103,7 +103,7 @@ class Clockwork:
 
     def delivered(self) -> list[bytes]:
         result = self.store.read("t", 3, 0, 100)
-        return [m.body for m in map(self.store.message_at, self.offsets(len(result.slices))) if m is not None]
+        return [m.body for m in map(self.store.message_at, self.offsets(len(result.records))) if m is not None]
 
     def offsets(self, count: int) -> list[int]:
         entries = (self.store.entry("t", 3, i) for i in range(count))

@@ -71,7 +71,7 @@ def drain(store: Store, topic: str = "topic", queue_id: int = 0) -> list[StoredM
     while offset < store.max_offset(topic, queue_id):
         result = store.read(topic, queue_id, offset, 32)
         assert result.status is ReadStatus.FOUND
-        for record in result.slices:
+        for record in result.records:
             message = decode_record(record)
             assert (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, offset)
             messages.append(message)

@@ -150,7 +150,7 @@ def test_a_damaged_record_ends_the_log_after_a_crash(tmp_path: Path, flipped: in
             found, offset = [], 0
             while offset < 30:
                 result = store.read("topic", 0, offset, 32)
-                found += [decode_record(record).queue_offset for record in result.slices]
+                found += [decode_record(record).queue_offset for record in result.records]
                 offset = result.next_offset
             assert found == [*range(20), *range(21, 30)]
         else:

@@ -213,7 +213,7 @@ def test_filters(tmp_path: Path) -> None:
         for number in range(1000):
             store.append(a_message(str(number).encode(), TAGS="odd" if number % 2 else "even"), START_MS)
         result = store.read("topic", 0, 0, 32, wants=lambda code: code == tag_code("odd"))
-        assert [decode_record(record).body for record in result.slices][:3] == [b"1", b"3", b"5"]
+        assert [decode_record(record).body for record in result.records][:3] == [b"1", b"3", b"5"]
         assert (result.count, result.next_offset) == (32, 64)
         none = store.read("topic", 0, 0, 32, wants=lambda code: False)
         assert (none.status, none.next_offset) == (ReadStatus.NO_MATCHED_MESSAGE, 800)
@@ -230,7 +230,7 @@ def test_an_entry_that_leads_nowhere_is_not_served(tmp_path: Path) -> None:
     path.write_bytes(data)
     with small_store(tmp_path) as store:
         result = store.read("topic", 0, 0, 32)
-        assert [decode_record(record).queue_offset for record in result.slices] == [0, 2]
+        assert [decode_record(record).queue_offset for record in result.records] == [0, 2]
 
 
 def test_a_damaged_body_is_not_served_by_offset(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
             offset = low
             while offset < high:
                 result = self.store.read(topic, queue_id, offset, 32)
-                for record in result.slices:
+                for record in result.records:
                     message = decode_record(record)
                     assert message.queue_offset == offset
                     assert message.body == bodies[offset]

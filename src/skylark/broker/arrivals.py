@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 TagFilter = Callable[[int], bool]
-RecordFilter = Callable[[memoryview], bool]
+RecordFilter = Callable[[bytes | memoryview], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
 

@@ -84,7 +84,7 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
 
 
 def _record_filter(matches: Callable[[RecordProperties], bool]) -> Filter:
-    def accepts(record: memoryview) -> bool:
+    def accepts(record: bytes | memoryview) -> bool:
         try:
             return matches(RecordProperties(record))
         except (struct.error, IndexError):

@@ -83,23 +83,23 @@ class Peeks:
         topic = self._check(header, connection)
         group = header.consumer_group
         places = [*self._places(header, topic), *self._retry_places(header)]
-        slices: list[memoryview] = []
+        records: list[bytes] = []
         rest = 0
         for name, queue_id in places:
             offset = self._start(name, group, queue_id)
             rest += self._store.max_offset(name, queue_id) - offset
-            room = header.max_msg_nums - len(slices)
+            room = header.max_msg_nums - len(records)
             if room <= 0:
                 continue
             result = self._store.read(name, queue_id, offset, room)
             if result.status in _GONE:
                 result = self._store.read(name, queue_id, result.next_offset, room)
-            slices += result.slices
+            records += result.records
         fields = encode_header(PopMessageResponse(0, 0, 0, rest))
-        if not slices:
+        if not records:
             return request.reply(ResponseCode.PULL_NOT_FOUND, ReadStatus.NO_MESSAGE_IN_QUEUE.name, fields)
-        body = b"".join(slices)
-        self._stats.got(group, header.topic, len(slices), len(body))
+        body = b"".join(records)
+        self._stats.got(group, header.topic, len(records), len(body))
         return request.reply(ResponseCode.SUCCESS, ReadStatus.FOUND.name, fields, body)
 
     def notification(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:

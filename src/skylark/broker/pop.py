@@ -79,7 +79,7 @@ class _Found(msgspec.Struct):
 
     pop_time_ms: int
     revive_queue: int
-    records: list[bytes | memoryview] = []
+    records: list[bytes] = []
     start_offsets: list[str] = []
     offsets: list[str] = []
     order_counts: list[str] = []
@@ -245,7 +245,7 @@ class Pops:
             offset = result.next_offset
             self._offsets.commit(group, topic, queue_id, offset, asked.peer)
             result = self._read(asked, topic, queue_id, offset, room)
-        if result.slices:
+        if result.records:
             self._take(asked, found, topic, queue_id, offset, result)
         elif result.status in _PASSES and result.next_offset >= 0:
             self._offsets.commit(group, topic, queue_id, result.next_offset, asked.peer)
@@ -258,7 +258,7 @@ class Pops:
     def _take(self, asked: _Asked, found: _Found, topic: str, queue_id: int, start: int, result: ReadResult) -> None:
         """The messages are this consumer's from here on."""
         header, group, now_ms = asked.header, asked.header.consumer_group, found.pop_time_ms
-        offsets = [unpack_from(">q", record, QUEUE_OFFSET_POSITION)[0] for record in result.slices]
+        offsets = [unpack_from(">q", record, QUEUE_OFFSET_POSITION)[0] for record in result.records]
         if header.order:
             info, counts = self._orders.popped(
                 topic, group, queue_id, header.attempt_id, now_ms, header.invisible_time, offsets
@@ -284,12 +284,12 @@ class Pops:
         found.start_offsets.append(encode_start_offset(topic, queue_id, start))
         found.offsets.append(encode_offsets(topic, queue_id, offsets))
         if topic == header.topic or self._config.pop_response_return_actual_retry_topic:
-            found.records += result.slices
+            found.records += result.records
         else:
-            found.records += [self._as_origin(record, asked, found, start) for record in result.slices]
+            found.records += [self._as_origin(record, asked, found, start) for record in result.records]
         self._stats.got(group, topic, result.count, result.size_bytes)
 
-    def _as_origin(self, record: memoryview, asked: _Asked, found: _Found, start: int) -> bytes:
+    def _as_origin(self, record: bytes, asked: _Asked, found: _Found, start: int) -> bytes:
         """A record of the retry topic under the topic that was asked for, with its receipt handle, which the client
         could not tell from the topic any more.
         """

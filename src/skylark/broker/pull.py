@@ -137,7 +137,7 @@ class Pulls:
             )  # fmt: skip
         body = b""
         if code == ResponseCode.SUCCESS:
-            body = b"".join(result.slices)
+            body = b"".join(result.records)
             self._stats.got(header.consumer_group, header.topic, result.count, result.size_bytes)
         else:
             self._stats.missed()

@@ -149,7 +149,7 @@ class Revive:
                     queue.read_at = result.next_offset
                     continue
                 return True
-            for record in result.slices:
+            for record in result.records:
                 message = decode_record(record, check_crc=False)
                 self._take_in(queue, message)
                 queue.read_at = message.queue_offset + 1

@@ -127,19 +127,19 @@ class ReadStatus(enum.Enum):
 
 
 class ReadResult(msgspec.Struct):
-    """The answer to a read. The slices are the log itself: join them soon, a segment in use is not deleted."""
+    """The answer to a read."""
 
     status: ReadStatus
     next_offset: int
     min_offset: int
     max_offset: int
-    slices: list[memoryview] = []
+    records: list[bytes] = []
     size_bytes: int = 0
     from_disk: bool = False  # so far behind that a slave should be asked
 
     @property
     def count(self) -> int:
-        return len(self.slices)
+        return len(self.records)
 
 
 class LogRecord(msgspec.Struct, gc=False):

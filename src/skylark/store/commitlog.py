@@ -125,6 +125,15 @@ class CommitLog:
             return None
         return segment.view[at : at + size_bytes]
 
+    def copy(self, log_offset: int, size_bytes: int) -> bytes | None:
+        """The same bytes, copied: for small ones that is quicker than a view of them."""
+        at = log_offset % self.segment_bytes
+        base = log_offset - at
+        segment = self._segments.get(base)
+        if segment is None or at + size_bytes > (self.position if base == self.base else self.segment_bytes):
+            return None
+        return segment.map[at : at + size_bytes]
+
     def record(self, log_offset: int) -> memoryview | None:
         """The record that starts at an offset; None when none does, as far as its first bytes tell."""
         head = self.slice(log_offset, LOG_OFFSET_POSITION + 8) if log_offset >= 0 else None

@@ -14,15 +14,16 @@ import os
 import struct
 from collections.abc import Callable
 
+from librt.strings import read_i32_be, read_i64_be
+
 from skylark.store.api import ReadResult, ReadStatus, StoreConfig
 from skylark.store.commitlog import CommitLog
-from skylark.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.wire.message import SYS_BORN_HOST_V6, SYS_FLAG_POSITION
+from skylark.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, QueueTable
+from skylark.wire.message import LOG_OFFSET_POSITION, SYS_BORN_HOST_V6, SYS_FLAG_POSITION
 
 log = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 128 << 20
-_SIZE_AND_PLACE = struct.Struct(">i24xq")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BORN_HOST_POSITION = 48
@@ -44,7 +45,7 @@ class QueueReader:
         max_count: int,
         max_bytes: int,
         wants: Callable[[int], bool] | None,
-        accepts: Callable[[memoryview], bool] | None,
+        accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -67,70 +68,66 @@ class QueueReader:
         max_count: int,
         max_bytes: int,
         wants: Callable[[int], bool] | None,
-        accepts: Callable[[memoryview], bool] | None,
+        accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
         """The messages of a read that begins inside the queue."""
-        config = self._config
         max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
-        scan_count = max(-(-config.max_filter_bytes // ENTRY_BYTES), max_count)
+        scan_count = max(-(-self._config.max_filter_bytes // ENTRY_BYTES), max_count)
         stop = min(queue.max_offset, offset + scan_count, queue.next_file_offset(offset))
-        result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, queue.min_offset, queue.max_offset, slices=[])
-        slices = result.slices
         cached_from = self._log.end_offset - self._cached_bytes
-        total = count = 0
+        status = ReadStatus.NO_MATCHED_MESSAGE
+        records: list[bytes] = []
+        total = 0
         next_offset = offset
         log_offset = skip_before = 0
         full = False
         while next_offset < stop and not full:
             # A plain read needs as many entries as messages; only filters look further.
-            data = queue.entries(next_offset, min(stop - next_offset, max(max_count, 32)))
-            if not data:
-                result.status = ReadStatus.OFFSET_FOUND_NULL
+            entries = queue.entries(next_offset, min(stop - next_offset, max(max_count, 32)))
+            if not entries:
+                status = ReadStatus.OFFSET_FOUND_NULL
                 next_offset = queue.next_file_offset(next_offset)
                 break
-            for entry_log_offset, size, code in ENTRY.iter_unpack(data):
-                if total:
-                    if entry_log_offset >= cached_from:
-                        most_bytes, most = config.max_transfer_bytes_in_memory, config.max_transfer_count_in_memory
-                    else:
-                        most_bytes, most = config.max_transfer_bytes_on_disk, config.max_transfer_count_on_disk
-                    if count >= max_count or count >= most or total + size > max_bytes or total + size > most_bytes:
-                        full = True
-                        break
+            for at in range(0, len(entries), ENTRY_BYTES):
+                entry_log_offset = int(read_i64_be(entries, at))
+                size = int(read_i32_be(entries, at + 8))
+                if records and self._is_full(
+                    len(records), total + size, max_count, max_bytes, entry_log_offset >= cached_from
+                ):
+                    full = True
+                    break
                 log_offset = entry_log_offset
                 next_offset += 1
                 if log_offset < skip_before:
                     continue
-                if wants is not None and not wants(code):
-                    if not total:
-                        result.status = ReadStatus.NO_MATCHED_MESSAGE
-                    continue
-                view = self._log.slice(log_offset, size)
-                if view is None:
-                    if size == BLANK_SIZE:
+                if wants is None or wants(int(read_i64_be(entries, at + 12))):
+                    record = self._log.copy(log_offset, size)
+                    if record is None:
+                        if size != BLANK_SIZE:
+                            skip_before = self._log.next_segment_offset(log_offset)
+                            status = ReadStatus.MESSAGE_WAS_REMOVING
                         continue
-                    if not total:
-                        result.status = ReadStatus.MESSAGE_WAS_REMOVING
-                    skip_before = self._log.next_segment_offset(log_offset)
-                    continue
-                if _SIZE_AND_PLACE.unpack_from(view) != (size, log_offset):
-                    log.error("%s-%d at %d: no record at log offset %d", queue.topic, queue.queue_id, next_offset - 1,
-                              log_offset)  # fmt: skip
-                    continue
-                if accepts is not None and not accepts(view):
-                    if not total:
-                        result.status = ReadStatus.NO_MATCHED_MESSAGE
-                    continue
-                slices.append(view)
-                total += size
-                count += 1
-                skip_before = 0
-        if total:
-            result.status = ReadStatus.FOUND
-        result.next_offset = next_offset
-        result.size_bytes = total
-        result.from_disk = log_offset < cached_from
-        return result
+                    if read_i32_be(record, 0) != size or read_i64_be(record, LOG_OFFSET_POSITION) != log_offset:
+                        place = f"{queue.topic}-{queue.queue_id} at {next_offset - 1}"
+                        log.error("%s: no record at log offset %d", place, log_offset)
+                        continue
+                    if accepts is None or accepts(record):
+                        records.append(record)
+                        total += size
+                        skip_before = 0
+                        continue
+                status = ReadStatus.NO_MATCHED_MESSAGE
+        return ReadResult(
+            ReadStatus.FOUND if records else status, next_offset, queue.min_offset, queue.max_offset, records, total,
+            log_offset < cached_from,
+        )  # fmt: skip
+
+    def _is_full(self, count: int, total_bytes: int, max_count: int, max_bytes: int, is_cached: bool) -> bool:
+        """Whether a read that has `count` messages takes no other one, with which they would be `total_bytes`."""
+        config = self._config
+        most_bytes = config.max_transfer_bytes_in_memory if is_cached else config.max_transfer_bytes_on_disk
+        most = config.max_transfer_count_in_memory if is_cached else config.max_transfer_count_on_disk
+        return count >= max_count or count >= most or total_bytes > max_bytes or total_bytes > most_bytes
 
     # --- time ---------------------------------------------------------------------------------------------------------
     def record_time(self, log_offset: int, size_bytes: int) -> int:

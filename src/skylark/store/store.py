@@ -243,7 +243,7 @@ class Store:
         max_count: int,
         max_bytes: int = MAX_READ_BYTES,
         wants: Callable[[int], bool] | None = None,
-        accepts: Callable[[memoryview], bool] | None = None,
+        accepts: Callable[[bytes], bool] | None = None,
     ) -> ReadResult:
         """Messages of a queue from an offset on: those whose tag code is wanted and whose record is accepted.
 
