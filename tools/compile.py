@@ -29,7 +29,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES = [
     SOURCE / "skylark" / f"{name}.py"
     for name in (
-        "wire/framing", "wire/records", "net/connection",
+        "wire/frame", "wire/framing", "wire/message", "wire/records", "net/connection",
         "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading", "store/store",
         "broker/arrivals", "broker/pull", "broker/put", "broker/send",
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-import msgspec
-
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 PROTOCOL_VERSION: Final = 513
 """The ordinal of V5_5_0 in Apache's MQVersion: clients choose what they send by it."""
@@ -33,18 +31,44 @@ class Encoding(IntEnum):
     BINARY = 1
 
 
-class Frame(msgspec.Struct):
+class Frame:
     """One request or response."""
 
-    code: int
-    fields: dict[str, str] = {}
-    body: bytes = b""
-    opaque: int = 0
-    flag: int = 0
-    remark: str | None = None
-    language: str = "PYTHON"
-    version: int = PROTOCOL_VERSION
-    encoding: Encoding = Encoding.JSON
+    __slots__ = ("body", "code", "encoding", "fields", "flag", "language", "opaque", "remark", "version")
+
+    def __init__(
+        self,
+        code: int,
+        fields: dict[str, str] | None = None,
+        body: bytes = b"",
+        opaque: int = 0,
+        flag: int = 0,
+        remark: str | None = None,
+        language: str = "PYTHON",
+        version: int = PROTOCOL_VERSION,
+        encoding: Encoding = Encoding.JSON,
+    ) -> None:
+        self.code = code
+        self.fields: dict[str, str] = {} if fields is None else fields
+        self.body = body
+        self.opaque = opaque
+        self.flag = flag
+        self.remark = remark
+        self.language = language
+        self.version = version
+        self.encoding = encoding
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frame) and self._parts() == other._parts()
+
+    def __repr__(self) -> str:
+        return f"Frame{self._parts()}"
+
+    def _parts(self) -> tuple[object, ...]:
+        return (
+            self.code, self.fields, self.body, self.opaque, self.flag, self.remark, self.language, self.version,
+            self.encoding,
+        )  # fmt: skip
 
     @property
     def is_response(self) -> bool:
@@ -58,31 +82,4 @@ class Frame(msgspec.Struct):
         self, code: int = 0, remark: str | None = None, fields: dict[str, str] | None = None, body: bytes = b""
     ) -> Frame:
         """The response to this request, in its encoding."""
-        return Frame(
-            code, {} if fields is None else fields, body, self.opaque, RESPONSE_FLAG, remark, encoding=self.encoding
-        )
-
-
-class JsonHeader(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A header as it is read."""
-
-    code: int
-    ext_fields: dict[str, str] | None = None
-    flag: int = 0
-    language: str = "JAVA"
-    opaque: int = 0
-    remark: str | None = None
-    version: int = 0
-
-
-class JsonReply(msgspec.Struct, rename="camel"):
-    """The header as it is written: Apache's field names in Apache's (alphabetical) order."""
-
-    code: int
-    ext_fields: dict[str, str] | msgspec.UnsetType
-    flag: int
-    language: str
-    opaque: int
-    remark: str | msgspec.UnsetType
-    serialize_type_current_rpc: str = msgspec.field(name="serializeTypeCurrentRPC")
-    version: int = 0
+        return Frame(code, fields, body, self.opaque, RESPONSE_FLAG, remark, encoding=self.encoding)

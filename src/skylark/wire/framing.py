@@ -22,7 +22,8 @@ import msgspec
 from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
 from mypy_extensions import i16, i32, i64
 
-from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame, JsonHeader, JsonReply
+from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame
+from skylark.wire.json_header import JsonHeader, JsonReply
 
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 _OTHER: Final = LANGUAGES.index("OTHER")
