@@ -14,6 +14,7 @@ the abort marker stays for the next start to find out what there is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -51,19 +52,27 @@ def sync_segment(segment: Segment) -> None:
     segment.sync()
 
 
-def _sync_queue_file(queue: ConsumeQueue, path: Path) -> None:
+def _sync_queue_file(path: Path) -> bool:
+    """False when it is gone: deleted meanwhile, with its topic or by retention."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        if queue.named_on_disk != path:
-            for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
-                sync_directory(directory)
-            queue.named_on_disk = path
     except FileNotFoundError:
-        return  # deleted meanwhile, with its topic or by retention
+        return False
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sync_names(files: list[tuple[ConsumeQueue, Path]]) -> None:
+    """Makes the names of new queue files survive a power loss: those of the files, their queues and their topics."""
+    directories = {path.parents[level] for _, path in files for level in range(3)}
+    for directory in sorted(directories, reverse=True):
+        with contextlib.suppress(FileNotFoundError):
+            sync_directory(directory)
+    for queue, path in files:
+        queue.named_on_disk = path
 
 
 class Flusher:
@@ -181,10 +190,17 @@ class Flusher:
         checkpoint = self._checkpoint
         dirty = self._progress.dirty_queue_files
         try:
+            new: list[tuple[ConsumeQueue, Path]] = []
             for _ in range(len(dirty)):
                 queue, path = dirty.popleft()
                 queue.dirty = False
-                _sync_queue_file(queue, path)
+                if _sync_queue_file(path) and queue.named_on_disk != path:
+                    new.append((queue, path))
+                if self._waiters:  # with many queues this takes long, and a send waits for its log record only
+                    self.flush_log()
+            _sync_names(new)
+            if self.failure is not None:
+                return
             for bring_to_disk in beside:
                 bring_to_disk()
             if with_index and self._index is not None:
