@@ -26,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.files import Files
+from skylark.pipelines.lake import Lake
 from skylark.pipelines.topics import existing
 from skylark.spark.columns import NAMES
 from skylark.spark.options import BadOption, duration_ms
@@ -61,7 +62,7 @@ def archive(
     """
     existing(name_server, topics)
     files = Files(spark, path)
-    _refuse_lost_progress(files, topics)
+    _refuse_lost_progress(Lake(spark, path), files, topics)
     reader = spark.readStream.format("rocketmq").options(
         nameServer=name_server,
         subscribe=",".join(topics),
@@ -92,12 +93,12 @@ def interval_ms(text: str) -> int:
         raise PipelineError(str(e)) from e
 
 
-def _refuse_lost_progress(files: Files, topics: Sequence[str]) -> None:
+def _refuse_lost_progress(lake: Lake, files: Files, topics: Sequence[str]) -> None:
     """An archive that begins again where files are already would keep everything twice."""
     if files.exists(STATE):
         return
     for topic in topics:
-        if files.exists(f"topic={topic}"):
+        if lake.has(topic):
             raise PipelineError(
                 f"{files.root} has files of topic {topic}, but {STATE}, which says how far they go, is missing: "
                 "archive to another path, or put it back"
