@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from skylark import spark as rocketmq
+from skylark.pipelines.session import spark_session
 from skylark.store import Store, StoreConfig
 from skylark.wire.message import Message
 from skylark.wire.records import encode_host
@@ -132,21 +132,6 @@ def table(measured: dict[str, Measured], count: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def session(cores: int) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    rocketmq.register(spark)
-    return spark
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
@@ -155,7 +140,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        rig = Rig(session(arguments.cores), Path(directory))
+        rig = Rig(spark_session(f"local[{arguments.cores}]"), Path(directory))
         fill(rig.directory / "store", arguments.messages)
         rig.log().write.parquet(str(rig.directory / "parquet"))
         assert rig.parquet().count() == arguments.messages

@@ -33,9 +33,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 from servers import SERVERS, Server
 
-from skylark import spark as rocketmq
 from skylark.client.message import OutgoingMessage
 from skylark.client.producer import Producer
+from skylark.pipelines.session import spark_session
 from skylark.spark import columns
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import read_options
@@ -221,22 +221,6 @@ def table(rig: Rig, measured: dict[str, Measured], triggers: dict[str, list[floa
     return "\n".join(lines) + "\n"
 
 
-def session(cores: int) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    rocketmq.register(spark)
-    return spark
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
@@ -250,7 +234,7 @@ def main() -> None:
         server.start()
         try:
             asyncio.run(fill(server, arguments.messages))
-            rig = Rig(session(arguments.cores), server, Path(directory), arguments.messages)
+            rig = Rig(spark_session(f"local[{arguments.cores}]"), server, Path(directory), arguments.messages)
             rig.spark.read.format("rocketmq").options(**rig.options).load().write.parquet(f"{directory}/parquet")
             text = table(rig, measure(rig, arguments.rounds), measure_triggers(rig, arguments.rounds))
             rig.spark.stop()
