@@ -31,7 +31,7 @@ MODULES = [
     for name in (
         "wire/frame", "wire/framing", "wire/message", "wire/records", "net/connection",
         "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading", "store/store",
-        "broker/arrivals", "broker/pull", "broker/put", "broker/send",
+        "broker/arrivals", "broker/polling", "broker/pull", "broker/put", "broker/send",
     )
 ]  # fmt: skip
 

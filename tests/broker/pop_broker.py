@@ -97,7 +97,7 @@ class PopBroker:
             lambda now_ms: now_ms,
             tables,
         )
-        self.store.on_arrival = self.popping.notify
+        self.store.listeners = self.popping.listeners
         if TOPIC not in self.topics:
             self.topics.put(TopicConfig(TOPIC, read_queue_nums=1, write_queue_nums=1))
             self.groups.put(SubscriptionGroupConfig(group_name=GROUP, retry_max_times=3))

@@ -153,7 +153,7 @@ def test_delay_levels() -> None:
 def test_arrivals_are_told(tmp_path: Path) -> None:
     heard: list[tuple[str, int, int, int]] = []
     with small_store(tmp_path) as store:
-        store.on_arrival = lambda *arrival: heard.append(arrival)
+        store.listeners = (lambda *arrival: heard.append(arrival),)
         store.append_batch([a_message(TAGS="a"), a_message()], START_MS)
         half = a_message()
         half.sys_flag = 4

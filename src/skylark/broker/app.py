@@ -134,7 +134,6 @@ class Broker:
         broker_host = encode_host(resolved(config.broker_ip1), port)
         self._store = Store.open(_store_config(config, broker_host))
         self._arrivals = Arrivals(self._record_of)
-        self._store.on_arrival = self._arrived
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
         self._timers = Timers(config, self._store, self._put, timer_metrics_path(root), self._topics.__contains__)
@@ -142,6 +141,7 @@ class Broker:
             config, self._store, self._put, self._topics, self._groups, self._offsets, self._stats, clock,
             self._timers.delivered_to_ms, tables,
         )  # fmt: skip
+        self._store.listeners = (self._arrivals.notify, *self._popping.listeners)
         self._assignments = Assignments(config, self._topics, self._groups, self._clients, tables, steady_clock_ms)
         self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
         self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
@@ -197,10 +197,6 @@ class Broker:
                 timer_info=self._timers.info,
             ),
         }  # fmt: skip
-
-    def _arrived(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        self._arrivals.notify(topic, queue_id, queue_offset, tag_code)
-        self._popping.notify(topic, queue_id, queue_offset, tag_code)
 
     def _closed(self, connection: Connection) -> None:
         self._clients.closed(connection)

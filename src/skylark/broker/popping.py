@@ -65,10 +65,10 @@ class Popping:
     def handlers(self) -> dict[int, Handler]:
         return self._handlers
 
-    def notify(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        """A message has arrived."""
-        self._waiters.notify(topic, queue_id, queue_offset, tag_code)
-        self._notified.notify(topic, queue_id, queue_offset, tag_code)
+    @property
+    def listeners(self) -> tuple[Callable[[str, int, int, int], None], ...]:
+        """Who wants to be told of each message."""
+        return self._waiters.notify, self._notified.notify
 
     def revive(self, now_ms: int) -> float:
         """Settles what is due. In how many seconds it wants to be called again."""

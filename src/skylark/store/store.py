@@ -67,7 +67,7 @@ class Store:
         """For `open`, which says whether the last stop was a clean one."""
         root = config.root
         self.config = config
-        self.on_arrival: Callable[[str, int, int, int], None] | None = None
+        self.listeners: tuple[Callable[[str, int, int, int], None], ...] = ()  # told of each message in a queue
         self._directory_lock = lock
         self._abort_path = root / "abort"
         self._delays_ms = parse_delay_levels(config.delay_levels)
@@ -210,8 +210,8 @@ class Store:
             if not queue.dirty:
                 queue.dirty = True
                 self._progress.dirty_queue_files.append((queue, queue.write_path))
-            if self.on_arrival is not None:
-                self.on_arrival(message.topic, message.queue_id, appended.queue_offset, code)
+            for tell in self.listeners:
+                tell(message.topic, message.queue_id, appended.queue_offset, code)
         if self._index is not None:
             try:
                 keys = index_keys(properties, sys_flag)
