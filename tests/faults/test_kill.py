@@ -8,6 +8,7 @@ but not acknowledged may be there or not: once at the most, and in their place.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import sys
@@ -24,7 +25,7 @@ from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
 from skylark.wire.records import decode_records
 
-ROUNDS = 20
+ROUNDS = int(os.environ.get("SKYLARK_KILLS", "6"))  # of kill -9; 20 before a release
 QUEUES = 4
 IN_FLIGHT = 16
 TOPIC = "Killed"

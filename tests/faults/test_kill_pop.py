@@ -18,6 +18,7 @@ import pytest
 from servers import SkylarkServer
 
 from client.plain import create_topic, send
+from faults.test_kill import ROUNDS
 from skylark.client.errors import RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.popping import ANY_QUEUE, ack, change_invisible, handle_of, pop
@@ -25,7 +26,6 @@ from skylark.client.session import Session
 from skylark.client.subscriptions import build_subscription
 from skylark.wire.pop import FROM_MIN
 
-ROUNDS = 20
 QUEUES = 4
 TAKERS = 6
 TOPIC = "KilledPops"

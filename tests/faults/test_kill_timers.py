@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.test_kill import broker_process
+from faults.test_kill import ROUNDS, broker_process
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
@@ -22,7 +22,6 @@ from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
 from skylark.wire.message import StoredMessage
 from skylark.wire.records import decode_records, encode_properties
 
-ROUNDS = 20
 TOPIC = "KilledTimers"
 IN_FLIGHT = 16
 MAX_DELAY_MS = 3000

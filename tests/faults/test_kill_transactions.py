@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.test_kill import broker_process
+from faults.test_kill import ROUNDS, broker_process
 from skylark.broker.app import wall_clock_ms
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool
@@ -39,7 +39,6 @@ from skylark.wire.headers import (
 )
 from skylark.wire.records import decode_record, decode_records, encode_properties, parse_message_id
 
-ROUNDS = 20
 WORKERS = 12
 TOPIC, GROUP = "Killed", "killers"
 COMMIT, ROLL_BACK = 8, 12

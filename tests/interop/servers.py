@@ -33,9 +33,9 @@ POLL_S = 0.05
 # for what has ended, and delivers it twice, unless it notes the end sooner than it asks.
 SOON_ASKED = {
     "transactionTimeOut": "3000",
-    "transactionCheckInterval": "500",
+    "transactionCheckInterval": "1000",
     "transactionOpBatchInterval": "50",
-    "transactionCheckMax": "10000",
+    "transactionCheckMax": "30",
 }
 GET_ROUTEINFO_BY_TOPIC = 105
 
