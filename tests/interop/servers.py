@@ -33,7 +33,7 @@ POLL_S = 0.05
 # for what has ended, and delivers it twice, unless it notes the end sooner than it asks.
 SOON_ASKED = {
     "transactionTimeOut": "3000",
-    "transactionCheckInterval": "1000",
+    "transactionCheckInterval": "3000",
     "transactionOpBatchInterval": "50",
     "transactionCheckMax": "30",
 }
