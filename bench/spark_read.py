@@ -37,10 +37,10 @@ from skylark.client.message import OutgoingMessage
 from skylark.client.producer import Producer
 from skylark.pipelines.session import spark_session
 from skylark.spark import columns
+from skylark.spark.bodies import Shape
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import read_options
-from skylark.spark.reading import Wanted, read_ranges
-from skylark.spark.source import BatchReader, Task
+from skylark.spark.source import BatchReader
 
 TOPIC = "SparkRead"
 QUEUES = 4
@@ -76,13 +76,8 @@ class Rig:
 
 
 def read_raw(rig: Rig) -> None:
-    reader = BatchReader(Wanted(read_options(rig.options), columns.NAMES))
-    rows = 0
-    for task in reader.partitions():
-        assert isinstance(task, Task)
-        rows += sum(
-            batch.num_rows for batch in read_ranges(Wanted(read_options(rig.options), columns.NAMES), task.ranges)
-        )
+    reader = BatchReader(read_options(rig.options), Shape(columns.NAMES))
+    rows = sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task))
     assert rows == rig.messages, rows
 
 
