@@ -1,6 +1,6 @@
 """kill -9 of the driver of an archive, at every step of a batch: each message is in the files once, for any reader.
 
-The files are read with pyarrow, not with Spark, after every kill and at the end. Two kills here; with the environment
+The files are read with pyarrow, not with Spark, after every kill and at the end. One kill here; with the environment
 variable SKYLARK_ARCHIVE_KILLS=10 there are ten, over 200,000 messages.
 """
 
@@ -23,7 +23,7 @@ from servers import SkylarkServer
 
 from skylark.client.sync import Producer
 
-KILLS = int(os.environ.get("SKYLARK_ARCHIVE_KILLS", "2"))
+KILLS = int(os.environ.get("SKYLARK_ARCHIVE_KILLS", "1"))
 MESSAGES, BATCH = (200_000, 5_000) if KILLS >= 10 else (20_000, 3_000)
 TOPIC = "Archived"
 DEADLINE_S = 240.0
