@@ -33,7 +33,8 @@ from skylark.wire.bodies import (
 )
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.records import encode_host, message_id
+from skylark.wire.message import message_id
+from skylark.wire.records import encode_host
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 NOW_MS = 1_700_000_000_000

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from skylark.client.errors import UnreadableMessage
 from skylark.spark.columns import NAMES, record_batch
 from skylark.spark.records import Records, _entries, _odd_entries
-from skylark.wire.message import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, BadRecord, Message
-from skylark.wire.records import decode_records, encode_batch, encode_host, encode_record, message_id
+from skylark.wire.message import SYS_COMPRESSED, SYS_INNER_BATCH, SYS_NEED_UNWRAP, BadRecord, Message, message_id
+from skylark.wire.records import decode_records, encode_batch, encode_host, encode_record
 
 HOSTS = [encode_host("127.0.0.1", 10911), encode_host("fe80::1", 40000)]
 TIMES_MS = st.integers(0, 2**41)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.message import MAGIC_V2, BadRecord, Message
+from skylark.wire.message import MAGIC_V2, BadRecord, Message, message_id
 from skylark.wire.records import (
     RecordProperties,
     decode_batch,
@@ -19,7 +19,6 @@ from skylark.wire.records import (
     encode_properties,
     encode_record,
     java_hash,
-    message_id,
     parse_message_id,
     tag_code,
 )

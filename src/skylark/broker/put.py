@@ -82,11 +82,14 @@ class Put:
     def _flushed(self, answer: asyncio.Future[Frame], reply: Frame, began_s: float, failure: str | None) -> None:
         if answer.done():
             return  # it was late, or the connection is gone
-        self._stats.put_took(int((answer.get_loop().time() - began_s) * 1000))
         if failure is None:
-            answer.set_result(reply)
+            self._answer(answer, reply, began_s)
         else:
             answer.set_exception(self._refusal(NotWriteable(failure)))
+
+    def _answer(self, answer: asyncio.Future[Frame], reply: Frame, began_s: float) -> None:
+        self._stats.put_took(int((answer.get_loop().time() - began_s) * 1000))
+        answer.set_result(reply)
 
     def _answer_late_ones(self, loop: asyncio.AbstractEventLoop) -> None:
         """One timer for all that wait: they are in the order of their deadlines."""
@@ -99,7 +102,7 @@ class Put:
                     loop.call_at(began_s + timeout_s, self._answer_late_ones, loop)
                     return
                 reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-                answer.set_result(reply)
+                self._answer(answer, reply, began_s)
             unflushed.popleft()
         self._watching = False
 

@@ -30,8 +30,8 @@ from skylark.wire.message import (
     PROPERTY_WAIT_STORE_OK,
     Message,
     StoredMessage,
+    message_id,
 )
-from skylark.wire.records import message_id
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, GroupRetryPolicy
 
 _DLQ_QUEUES: Final = 1

@@ -23,8 +23,9 @@ from skylark.wire.message import (
     PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     StoredMessage,
+    message_id,
 )
-from skylark.wire.records import decode_host, message_id
+from skylark.wire.records import decode_host
 
 __all__ = ["Message", "MessageQueue", "OutgoingMessage", "Receipt", "SendStatus"]
 

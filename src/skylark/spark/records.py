@@ -30,8 +30,9 @@ from skylark.wire.message import (
     SYS_STORE_HOST_V6,
     BadRecord,
     Message,
+    message_id,
 )
-from skylark.wire.records import decode_batch, decode_record, encode_record, message_id
+from skylark.wire.records import decode_batch, decode_record, encode_record
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _SPARK_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from skylark.wire.records import encode_host, message_id
+from skylark.wire.message import message_id
+from skylark.wire.records import encode_host
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -118,21 +118,21 @@ class CommitLog:
     # --- reading ------------------------------------------------------------------------------------------------------
     def slice(self, log_offset: int, size_bytes: int) -> memoryview | None:
         """The bytes at an offset, if all of them are in one segment and written."""
+        segment = self._holding(log_offset, size_bytes)
         at = log_offset % self.segment_bytes
-        base = log_offset - at
-        segment = self._segments.get(base)
-        if segment is None or at + size_bytes > (self.position if base == self.base else self.segment_bytes):
-            return None
-        return segment.view[at : at + size_bytes]
+        return None if segment is None else segment.view[at : at + size_bytes]
 
     def copy(self, log_offset: int, size_bytes: int) -> bytes | None:
         """The same bytes, copied: for small ones that is quicker than a view of them."""
+        segment = self._holding(log_offset, size_bytes)
+        at = log_offset % self.segment_bytes
+        return None if segment is None else segment.map[at : at + size_bytes]
+
+    def _holding(self, log_offset: int, size_bytes: int) -> Segment | None:
         at = log_offset % self.segment_bytes
         base = log_offset - at
-        segment = self._segments.get(base)
-        if segment is None or at + size_bytes > (self.position if base == self.base else self.segment_bytes):
-            return None
-        return segment.map[at : at + size_bytes]
+        written = self.position if base == self.base else self.segment_bytes
+        return self._segments.get(base) if at + size_bytes <= written else None
 
     def record(self, log_offset: int) -> memoryview | None:
         """The record that starts at an offset; None when none does, as far as its first bytes tell."""

@@ -34,8 +34,9 @@ import time
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import mul
 from pathlib import Path
+
+from skylark.wire.records import java_hash
 
 log = logging.getLogger(__name__)
 
@@ -55,37 +56,19 @@ _MAX_SECONDS = 0x7FFF_FFFF
 # A chain of one hot tag can be as long as the file; a query must not stop the event loop for seconds because of it.
 _MAX_CHAIN_STEPS = 500_000
 
-_POWER_COUNT = 64
-_POWERS = [tuple(pow(31, count - 1 - i, 1 << 32) for i in range(count)) for count in range(_POWER_COUNT + 1)]
-
 
 class BadIndexFile(Exception):
     """An index file does not have the size that the configured numbers of slots and entries give."""
 
 
-def _extend_hash(seed: int, text: str) -> int:
-    """Java's hash code, modulo 2**32, of a string that ends in `text` and whose part before it hashes to `seed`."""
-    units: Sequence[int]
-    if text.isascii():
-        units = text.encode()
-    else:
-        raw = text.encode("utf-16-be", "surrogatepass")
-        units = struct.unpack(f">{len(raw) // 2}H", raw)
-    for start in range(0, len(units), _POWER_COUNT):
-        chunk = units[start : start + _POWER_COUNT]
-        count = len(chunk)
-        seed = (seed * pow(31, count, 1 << 32) + sum(map(mul, chunk, _POWERS[count]))) & 0xFFFF_FFFF
-    return seed
-
-
 @lru_cache(maxsize=4096)
 def _topic_hash(topic: str) -> int:
-    return _extend_hash(0, topic + "#")
+    return java_hash(topic + "#")
 
 
 @lru_cache(maxsize=8192)
 def _head_hash(topic: str, head: str) -> int:
-    return _extend_hash(_topic_hash(topic), head)
+    return java_hash(head, _topic_hash(topic))
 
 
 def key_hash(topic: str, key: str) -> int:
@@ -100,7 +83,7 @@ def key_hash(topic: str, key: str) -> int:
         a, b, c, d = tail.encode()
         code = (_head_hash(topic, key[:-4]) * 923_521 + a * 29_791 + b * 961 + c * 31 + d) & 0xFFFF_FFFF
     else:
-        code = _extend_hash(_topic_hash(topic), key)
+        code = java_hash(key, _topic_hash(topic)) & 0xFFFF_FFFF
     if code < 0x8000_0000:
         return code
     # Java's Math.abs has no positive answer for the smallest int; Apache then takes 0.

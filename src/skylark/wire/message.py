@@ -93,6 +93,11 @@ class BadRecord(ValueError):
     """The bytes are not one whole, intact record."""
 
 
+def message_id(store_host: bytes, log_offset: int) -> str:
+    """The id that leads back to the broker and the place in its log."""
+    return (store_host + log_offset.to_bytes(8, "big")).hex().upper()
+
+
 class Message:
     """A message to be stored."""
 
@@ -184,8 +189,7 @@ class StoredMessage(Message):
 
     @property
     def message_id(self) -> str:
-        """The id that leads back to the broker and the place in its log."""
-        return (self.store_host + self.log_offset.to_bytes(8, "big")).hex().upper()
+        return message_id(self.store_host, self.log_offset)
 
     def _parts(self) -> tuple[object, ...]:
         return (

@@ -165,11 +165,6 @@ def decode_host(host: Buffer) -> tuple[str, int]:
     return socket.inet_ntop(family, data[:-4]), int.from_bytes(data[-4:], "big")
 
 
-def message_id(store_host: bytes, log_offset: int) -> str:
-    """The id that leads back to the broker and the place in its log."""
-    return (store_host + log_offset.to_bytes(8, "big")).hex().upper()
-
-
 def parse_message_id(text: str) -> tuple[bytes, int]:
     """Store host and log offset of a message id; `ValueError` when it is not one."""
     data = bytes.fromhex(text)

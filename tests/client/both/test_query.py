@@ -26,7 +26,8 @@ from skylark.client.message import Message, MessageQueue, OutgoingMessage, Recei
 from skylark.client.producer import Producer
 from skylark.client.query import QueryClient
 from skylark.client.session import Session
-from skylark.wire.records import encode_host, message_id, parse_message_id
+from skylark.wire.message import message_id
+from skylark.wire.records import encode_host, parse_message_id
 
 LONG_S = 30.0
 _Found = TypeVar("_Found")
