@@ -155,7 +155,7 @@ def test_a_request_fails_when_the_connection_closes() -> None:
             await connection.request(Frame(1), 60.0)
         assert closed == [connection]
         assert not connection.is_open
-        connection.send(Frame(1))  # nothing happens
+        connection.notify(Frame(1))  # nothing happens
 
     asyncio.run(run())
 

@@ -149,11 +149,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def send(self, frame: Frame) -> None:
-        """Writes a frame that needs no answer; nothing happens if the connection is closed."""
-        if self._transport is not None:
-            self._transport.write(encode_frame(frame))
-
     def notify(self, request: Frame, after_s: float = 0.0) -> None:
         """Sends a one-way request, now or some time later."""
         if after_s > 0:
