@@ -16,6 +16,12 @@ import skylark
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
+# Spark's JVMs live for seconds here, too short for the optimizing compiler to pay; see also spark_conf.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("spark_conf")))
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
+os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", QUICK_JVM)
+
 
 def pytest_configure() -> None:
     """A compiled module that is older than its source would be tested in its place."""

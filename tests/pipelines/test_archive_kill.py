@@ -24,10 +24,10 @@ from servers import SkylarkServer
 from skylark.client.sync import Producer
 
 KILLS = int(os.environ.get("SKYLARK_ARCHIVE_KILLS", "1"))
-MESSAGES, BATCH = (200_000, 5_000) if KILLS >= 10 else (20_000, 3_000)
+MESSAGES, BATCH = (200_000, 5_000) if KILLS >= 10 else (12_000, 2_000)
 TOPIC = "Archived"
 DEADLINE_S = 240.0
-LOOK_EVERY_S = 0.002
+LOOK_EVERY_S = 0.01
 
 
 @pytest.fixture

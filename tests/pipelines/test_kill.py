@@ -34,7 +34,7 @@ from skylark.spark.planning import ranges_between
 from skylark.spark.reading import read_ranges
 
 KILLS = int(os.environ.get("SKYLARK_PIPELINE_KILLS", "1"))
-MESSAGES, BATCH = 2400, 150
+MESSAGES, BATCH = 1200, 150
 DEADLINE_S = 400.0
 SOURCE = """\
 name: {name}
@@ -103,7 +103,7 @@ class Driver:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
 
-    def wait_for(self, is_so: Callable[[], bool], look_every_s: float = 0.005) -> None:
+    def wait_for(self, is_so: Callable[[], bool], look_every_s: float = 0.02) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while not is_so():
             if self._process.poll() is not None:
@@ -184,6 +184,7 @@ def test_the_command_ends_well_when_it_is_told_to(started: Callable[[str], Serve
     with driver(["-m", "skylark", "pipeline", "run", files.file, "--master", "local[2]"], log) as process:
         process.wait_for(lambda: files.batches_done >= 1)
         assert process.terminate() == 0, log.read_text()
-    (summary,) = log.read_text().splitlines()  # and nothing else is said
+    *progress, summary = log.read_text().splitlines()
+    assert all(re.match(r"files: [\d,]+ rows, ", line) for line in progress)  # and nothing else is said
     assert re.match(r"files: [\d,]+ rows in \d+ batch", summary)
     assert set(files.numbers().values()) == {1}

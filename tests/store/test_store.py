@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from skylark.store import (
 )
 from skylark.store.api import parse_delay_levels
 from skylark.wire.message import Message
-from skylark.wire.records import decode_record, encode_host, parse_message_id, tag_code
+from skylark.wire.records import decode_record, encode_host, encode_properties, parse_message_id, tag_code
 from store.small_store import START_MS, a_message, bodies, drain, expected_bodies, fill, small_config, small_store
 
 
@@ -102,20 +103,29 @@ def test_topics_that_would_leave_the_directory_are_refused(tmp_path: Path, topic
 def test_batches_lie_together(tmp_path: Path) -> None:
     with small_store(tmp_path) as store:
         fill(store, 5)
-        batch = [a_message(f"b{i}".encode()) for i in range(6)]
-        stored = store.append_batch(batch, START_MS)
-        assert [appended.queue_offset for appended in stored] == list(range(5, 11))
-        for one, next_one in pairwise(stored):
-            assert next_one.log_offset == one.log_end_offset
-        assert [message.body for message in drain(store)[5:]] == [message.body for message in batch]
+        batch = [(i, f"b{i}".encode(), f"KEYS\x01batch{i}\x02".encode()) for i in range(6)]
+        begin = store.log_max_offset
+        stored = store.append_batch(a_message(), batch, START_MS)
+        assert stored.queue_offset == 5
+        found = drain(store)[5:]
+        assert [(m.flag, m.body, encode_properties(m.properties)) for m in found] == batch
+        assert [m.queue_offset for m in found] == list(range(5, 11))
+        assert stored.log_offsets == [m.log_offset for m in found]
+        assert stored.message_id == ",".join(m.message_id for m in found)
+        assert stored.log_offsets[0] == begin
+        for one, next_one in pairwise(found):
+            assert next_one.log_offset == one.log_offset + one.size_bytes
+        assert stored.log_end_offset == store.log_max_offset
+        [record] = store.query("topic", "batch3", 32, 0, 1 << 60).slices
+        assert decode_record(record).body == b"b3"
 
 
 def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with small_store(tmp_path, max_message_bytes=100) as store:
         with pytest.raises(MessageTooLarge):
-            store.append_batch([a_message(b"a"), a_message(bytes(101))], START_MS)
-        with pytest.raises(StoreError):
-            store.append_batch([a_message(b"a"), a_message(b"a", queue_id=1)], START_MS)
+            store.append_batch(a_message(), [(0, b"a", b""), (0, bytes(101), b"")], START_MS)
+        with pytest.raises(PropertiesTooLarge):
+            store.append_batch(a_message(), [(0, b"a", b""), (0, b"a", bytes(32768))], START_MS)
         assert (store.log_max_offset, store.max_offset("topic", 0)) == (0, 0)
 
 
@@ -151,14 +161,14 @@ def test_delay_levels() -> None:
 
 
 def test_arrivals_are_told(tmp_path: Path) -> None:
-    heard: list[tuple[str, int, int, int]] = []
+    heard: list[tuple[str, int, int, Sequence[int]]] = []
     with small_store(tmp_path) as store:
         store.listeners = (lambda *arrival: heard.append(arrival),)
-        store.append_batch([a_message(TAGS="a"), a_message()], START_MS)
+        store.append_batch(a_message(), [(0, b"", b"TAGS\x01a\x02"), (0, b"", b"")], START_MS)
         half = a_message()
         half.sys_flag = 4
         store.append(half, START_MS)
-    assert heard == [("topic", 0, 0, tag_code("a")), ("topic", 0, 1, 0)]
+    assert heard == [("topic", 0, 0, [tag_code("a"), 0])]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -384,12 +394,12 @@ def test_a_full_disk_refuses_before_anything_is_written(tmp_path: Path, monkeypa
 def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     with small_store(tmp_path, segment_bytes=1 << 20) as store:
-        batch = [a_message(str(number).encode()) for number in range(20)]
+        batch = [(0, str(number).encode(), b"") for number in range(20)]
         fill(store, 3)
         disk.left = 1
         with pytest.raises(DiskFull):
-            store.append_batch(batch, START_MS)
+            store.append_batch(a_message(), batch, START_MS)
         assert store.max_offset("topic", 0) == 3
         disk.left = 1 << 30
-        store.append_batch(batch, START_MS)
-        assert [message.body for message in drain(store)[3:]] == [message.body for message in batch]
+        store.append_batch(a_message(), batch, START_MS)
+        assert [message.body for message in drain(store)[3:]] == [body for _, body, _ in batch]

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.message import MAGIC_V2, BadRecord, Message, message_id
+from skylark.wire.message import MAGIC_V2, BadRecord, Message, message_id, message_ids
 from skylark.wire.records import (
-    RecordProperties,
     decode_batch,
     decode_host,
     decode_properties,
@@ -18,8 +17,10 @@ from skylark.wire.records import (
     encode_host,
     encode_properties,
     encode_record,
+    find_keys,
     java_hash,
     parse_message_id,
+    record_properties,
     tag_code,
 )
 
@@ -142,7 +143,7 @@ def test_properties_are_found_in_a_record(
 ) -> None:
     message = Message(topic, 0, b"a\x02body\x01", properties, born_host=born_host)
     record = encode_record(message, queue_offset=0, log_offset=0, store_timestamp_ms=0, store_host=store_host)
-    found = RecordProperties(memoryview(record))
+    found = record_properties(memoryview(record))
     assert {name: found.get(name) for name in properties} == properties
     assert found.get("no such name") is None
 
@@ -150,7 +151,7 @@ def test_properties_are_found_in_a_record(
 @pytest.mark.parametrize("stored", [b"a\x01b\x02a\x01\x02", b"a\x01x\x02a\x01b", b"aa\x01a\x01\x02a\x01b\x02"])
 def test_properties_of_a_record_that_others_wrote(stored: bytes) -> None:
     record = record_of(Message("topic", 3, b"the body", {})) + stored
-    assert RecordProperties(memoryview(record)).get("a") == decode_properties(stored)["a"] == "b"
+    assert record_properties(memoryview(record)).get("a") == decode_properties(stored)["a"] == "b"
 
 
 @given(property_maps)
@@ -207,6 +208,11 @@ def test_hosts_come_back(ip: str, port: int) -> None:
     assert decode_host(host) == (ip, port)
 
 
+@given(hosts, st.lists(int64, max_size=3))
+def test_the_ids_of_a_batch(host: bytes, offsets: list[int]) -> None:
+    assert message_ids(host, offsets) == ",".join(message_id(host, offset) for offset in offsets)
+
+
 @given(hosts, int64)
 def test_message_ids_lead_back(host: bytes, offset: int) -> None:
     text = message_id(host, offset)
@@ -219,6 +225,13 @@ def test_message_ids_lead_back(host: bytes, offset: int) -> None:
 def test_other_texts_are_no_message_ids(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 -- the message is fromhex's or ours
         parse_message_id(text)
+
+
+@given(st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "é", "\x01", "\x02", ""]), max_size=20))
+def test_keys_are_found_as_in_the_map(words: list[str]) -> None:
+    stored = "".join(words).encode()
+    properties = decode_properties(stored)
+    assert find_keys(stored) == tuple(properties.get(name) for name in ("UNIQ_KEY", "KEYS", "TAGS"))
 
 
 @given(st.lists(st.tuples(int32, st.binary(max_size=50), property_maps), max_size=5))

@@ -8,7 +8,7 @@ queue's offset, or by the end of the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 TagFilter = Callable[[int], bool]
 RecordFilter = Callable[[bytes | memoryview], bool]
@@ -71,19 +71,23 @@ class Arrivals:
         waiter.give_up_after(loop, timeout_s)
         return waiter
 
-    def notify(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        """A message has arrived. Called for every append, so it costs one lookup where nobody waits."""
+    def notify(self, topic: str, queue_id: int, queue_offset: int, tag_codes: Sequence[int]) -> None:
+        """Messages have arrived. Called for every append, so it costs one lookup where nobody waits."""
         waiters = self._waiters.get((topic, queue_id))
         if waiters:
-            record: memoryview | None = None
-            for waiter in waiters:
-                if waiter.wants is not None and not waiter.wants(tag_code):
+            for number, tag_code in enumerate(tag_codes):
+                self._tell(waiters, topic, queue_id, queue_offset + number, tag_code)
+
+    def _tell(self, waiters: set[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        record: memoryview | None = None
+        for waiter in waiters:
+            if waiter.wants is not None and not waiter.wants(tag_code):
+                continue
+            if waiter.accepts is not None:
+                record = record or self._record_of(topic, queue_id, queue_offset)
+                if record is not None and not waiter.accepts(record):
                     continue
-                if waiter.accepts is not None:
-                    record = record or self._record_of(topic, queue_id, queue_offset)
-                    if record is not None and not waiter.accepts(record):
-                        continue
-                waiter.wake(True)
+            waiter.wake(True)
 
     def wake(self, topic: str, queue_id: int) -> None:
         """Wakes all who wait for the queue, though no message has come."""

@@ -19,7 +19,7 @@ from skylark.broker.arrivals import RecordFilter, TagFilter
 from skylark.selectors import BadSelector, Selector, compile_selector
 from skylark.wire.bodies import TAG, Subscription
 from skylark.wire.message import PROPERTY_RETRY_TOPIC
-from skylark.wire.records import RecordProperties, java_hash
+from skylark.wire.records import StoredProperties, java_hash, record_properties
 
 ALL: Final = "*"
 SQL92: Final = "SQL92"
@@ -83,10 +83,10 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
     return Filter(wants=frozenset(subscription.code_set).__contains__)
 
 
-def _record_filter(matches: Callable[[RecordProperties], bool]) -> Filter:
+def _record_filter(matches: Callable[[StoredProperties], bool]) -> Filter:
     def accepts(record: bytes | memoryview) -> bool:
         try:
-            return matches(RecordProperties(record))
+            return matches(record_properties(record))
         except (struct.error, IndexError):
             return True  # damaged: the consumer finds out, as it does without a filter, and nothing is passed over
 
@@ -96,7 +96,7 @@ def _record_filter(matches: Callable[[RecordProperties], bool]) -> Filter:
 def retry_filter(wanted: SelectorOf) -> Filter:
     """The filter of a retry topic: what the group wants of the topic that a message came from."""
 
-    def matches(properties: RecordProperties) -> bool:
+    def matches(properties: StoredProperties) -> bool:
         selector = wanted(properties.get(PROPERTY_RETRY_TOPIC) or "")
         return selector is None or selector.matches(properties)
 

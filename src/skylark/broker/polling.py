@@ -8,6 +8,7 @@ and waits again if somebody else was quicker.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from skylark.broker.arrivals import TagFilter, Waiter
 from skylark.broker.config import BrokerConfig
@@ -47,18 +48,19 @@ class PopWaiters:
         waiter.give_up_after(loop, timeout_s)
         return waiter
 
-    def notify(self, name: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        """A message has arrived. Called for every append, so it costs one lookup where nobody waits."""
+    def notify(self, name: str, queue_id: int, queue_offset: int, tag_codes: Sequence[int]) -> None:
+        """Messages have arrived. Called for every append, so it costs one lookup where nobody waits."""
         pairs = self._watched.get(name)
         if not pairs:
             return
         # Now and then also for a message that nobody wants, so that the groups' offsets don't stay behind.
         interval = self._config.pop_long_polling_force_notify_interval
-        is_forced = interval > 0 and queue_offset % interval == 0
-        for topic, group in tuple(pairs):
-            code = None if is_forced or name != topic else tag_code
-            for waits_for in (ANY_QUEUE, queue_id):
-                self.wake(topic, group, waits_for, code)
+        for number, tag_code in enumerate(tag_codes, queue_offset):
+            is_forced = interval > 0 and number % interval == 0
+            for topic, group in tuple(pairs):
+                code = None if is_forced or name != topic else tag_code
+                for waits_for in (ANY_QUEUE, queue_id):
+                    self.wake(topic, group, waits_for, code)
 
     def wake(self, topic: str, group: str, queue_id: int, tag_code: int | None = None) -> bool:
         """Wakes one waiter: that wants the tag, or any if there is none. Whether there was one."""

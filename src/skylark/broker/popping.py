@@ -21,7 +21,7 @@ from skylark.broker.revive import Revive
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
 from skylark.net.connection import Handler
-from skylark.store import Store
+from skylark.store import Listener, Store
 
 
 class Popping:
@@ -66,7 +66,7 @@ class Popping:
         return self._handlers
 
     @property
-    def listeners(self) -> tuple[Callable[[str, int, int, int], None], ...]:
+    def listeners(self) -> tuple[Listener, ...]:
         """Who wants to be told of each message."""
         return self._waiters.notify, self._notified.notify
 

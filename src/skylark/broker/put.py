@@ -15,10 +15,19 @@ from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.parking import DELAY_PROPERTIES, Parking
 from skylark.broker.stats import Stats
 from skylark.net.connection import RequestFailed
-from skylark.store import TIMER_TOPIC, Appended, MessageTooLarge, NotWriteable, PropertiesTooLarge, Store, StoreError
+from skylark.store import (
+    TIMER_TOPIC,
+    Appended,
+    AppendedBatch,
+    MessageTooLarge,
+    NotWriteable,
+    PropertiesTooLarge,
+    Store,
+    StoreError,
+)
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_WAIT_STORE_OK, Message
+from skylark.wire.message import PROPERTY_WAIT_STORE_OK, BatchPart, Message
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -49,22 +58,22 @@ class Put:
             self.on_timer(message.properties, appended)
         return appended
 
-    def batch(self, messages: list[Message], now_ms: int) -> list[Appended]:
-        """Stores messages of one queue behind each other, all of them or none."""
-        if sum(len(message.body) for message in messages) > self._config.max_message_size:
+    def batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> AppendedBatch:
+        """Stores messages that have a queue in common behind each other, all of them or none."""
+        if sum([len(body) for _, body, _ in parts]) > self._config.max_message_size:
             raise self._refusal(MessageTooLarge("the batch as a whole is too large"))
         try:
-            appended = self._store.append_batch(messages, now_ms)
+            appended = self._store.append_batch(message, parts, now_ms)
         except StoreError as e:
             raise self._refusal(e) from e
-        self._stats.put(messages[0].topic, len(messages), sum(a.size_bytes for a in appended))
+        self._stats.put(message.topic, len(parts), appended.size_bytes)
         return appended
 
     def must_wait(self, properties: dict[str, str]) -> bool:
         """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""
         return self.is_synchronous and properties.get(PROPERTY_WAIT_STORE_OK) != "false"
 
-    def when_flushed(self, last: Appended, reply: Frame) -> asyncio.Future[Frame]:
+    def when_flushed(self, last: Appended | AppendedBatch, reply: Frame) -> asyncio.Future[Frame]:
         """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Frame] = loop.create_future()

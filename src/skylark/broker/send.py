@@ -19,7 +19,6 @@ from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store import Appended
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import SendMessage, SendMessageV2, decode_header
@@ -37,7 +36,7 @@ from skylark.wire.message import (
     BadRecord,
     Message,
 )
-from skylark.wire.records import decode_batch, decode_properties
+from skylark.wire.records import decode_properties, split_batch
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
 SendHeader = SendMessage | SendMessageV2
@@ -135,40 +134,33 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
             )
         try:
-            parts = decode_batch(request.body)
+            parts = split_batch(request.body)
         except BadRecord as e:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
         if not parts:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
+        if self._config.enable_topic_message_type_check:
+            for _, _, properties in parts:
+                check_type(topic, decode_properties(properties))
+        message = Message(
+            header.topic,
+            queue_id,
+            b"",
+            {},
+            0,
+            header.sys_flag,
+            header.born_timestamp,
+            connection.peer_host,
+            header.reconsume_times or 0,
+        )
+        self._mark(message, topic)
+        appended = self._put.batch(message, parts, self._clock())
         # The properties of the request are those of the batch; each message has its own and gets nothing from them.
         shared = decode_properties(header.properties) if header.properties else {}
-        messages = []
-        for flag, body, properties in parts:
-            message = Message(
-                header.topic,
-                queue_id,
-                body,
-                properties,
-                flag,
-                header.sys_flag,
-                header.born_timestamp,
-                connection.peer_host,
-                header.reconsume_times or 0,
-            )
-            self._mark(message, topic)
-            if self._config.enable_topic_message_type_check:
-                check_type(topic, properties)
-            messages.append(message)
-        appended = self._put.batch(messages, self._clock())
         reply = self._acknowledge(
-            request,
-            ",".join(a.message_id for a in appended),
-            queue_id,
-            appended[0].queue_offset,
-            shared.get(PROPERTY_UNIQUE_KEY),
+            request, appended.message_id, queue_id, appended.queue_offset, shared.get(PROPERTY_UNIQUE_KEY)
         )
-        last: Appended = appended[-1]
-        return self._put.when_flushed(last, reply) if self._put.must_wait(shared) else reply
+        return self._put.when_flushed(appended, reply) if self._put.must_wait(shared) else reply
 
     def _properties(self, header: SendHeader) -> dict[str, str]:
         """The sender's properties, with what a broker adds to every message."""

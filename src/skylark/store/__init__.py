@@ -2,6 +2,7 @@
 
 from skylark.store.api import (
     Appended,
+    AppendedBatch,
     CleanReport,
     DiskFull,
     MessageTooLarge,
@@ -15,15 +16,17 @@ from skylark.store.api import (
     StoreError,
     StoreLocked,
 )
-from skylark.store.store import Store
+from skylark.store.store import Listener, Store
 from skylark.store.timers import TIMER_TOPIC, DueSlot, TimerConfig, TimerStore
 
 __all__ = [
     "TIMER_TOPIC",
     "Appended",
+    "AppendedBatch",
     "CleanReport",
     "DiskFull",
     "DueSlot",
+    "Listener",
     "MessageTooLarge",
     "NotWriteable",
     "PropertiesTooLarge",

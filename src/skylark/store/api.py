@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from skylark.wire.message import message_id
+from skylark.wire.message import message_id, message_ids
 from skylark.wire.records import encode_host
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -107,6 +107,25 @@ class Appended(msgspec.Struct):
     def log_end_offset(self) -> int:
         """What `Store.when_flushed` takes."""
         return self.log_offset + self.size_bytes
+
+
+class AppendedBatch(msgspec.Struct):
+    """Where the messages of a batch were stored: side by side."""
+
+    log_offsets: list[int]
+    size_bytes: int
+    queue_offset: int  # of the first
+    store_host: bytes
+
+    @property
+    def message_id(self) -> str:
+        """Those of all messages."""
+        return message_ids(self.store_host, self.log_offsets)
+
+    @property
+    def log_end_offset(self) -> int:
+        """What `Store.when_flushed` takes."""
+        return self.log_offsets[0] + self.size_bytes
 
 
 class QueueEntry(msgspec.Struct):

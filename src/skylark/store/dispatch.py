@@ -10,6 +10,9 @@ import logging
 import struct
 from zlib import crc32
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64
+
 from skylark.store.api import LogRecord, StoreError
 from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
 from skylark.store.index import IndexService
@@ -41,6 +44,30 @@ _I16 = struct.Struct(">h")
 _U16 = struct.Struct(">H")
 
 
+class Filed:
+    """Messages of one topic that were just written to the log, as they go into their queue and into the index."""
+
+    __slots__ = ("_entries", "codes", "indexed")
+
+    def __init__(self) -> None:
+        self._entries = BytesWriter()
+        self.codes: list[int] = []
+        self.indexed: list[tuple[int, list[str]]] = []
+
+    def add(self, log_offset: int, size: int, code: int, keys: list[str]) -> None:
+        """`code` is the tag field of its queue entry, `keys` is what it can be found by."""
+        entries = self._entries
+        write_i64_be(entries, i64(log_offset))
+        write_i32_be(entries, i32(size))
+        write_i64_be(entries, i64(code))
+        self.codes.append(code)
+        self.indexed.append((log_offset, keys))
+
+    @property
+    def entries(self) -> bytes:
+        return self._entries.getvalue()
+
+
 def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays_ms: tuple[int, ...]) -> int:
     """The tag field of a queue entry: the tag's hash, or for a delayed message the time it is due, in ms."""
     if topic == SCHEDULE_TOPIC:
@@ -51,20 +78,23 @@ def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays
     return tag_code(properties.get(PROPERTY_TAGS))
 
 
-def index_keys(properties: dict[str, str], sys_flag: int) -> list[str]:
+def property_keys(properties: dict[str, str]) -> list[str]:
     """What a message can be found by: its unique key, each of its keys, and "T#" with its tags."""
-    keys: list[str] = []
-    if sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_ROLLBACK:
-        return keys
     get = properties.get
-    if unique := get(PROPERTY_UNIQUE_KEY):
+    return index_keys(get(PROPERTY_UNIQUE_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS))
+
+
+def index_keys(unique: str | None, words: str | None, tags: str | None) -> list[str]:
+    """The same of the three properties that it comes from."""
+    keys: list[str] = []
+    if unique:
         keys.append(unique)
-    if words := get(PROPERTY_KEYS):
+    if words:
         if KEY_SEPARATOR in words:
             keys += [word for word in words.split(KEY_SEPARATOR) if word]
         else:
             keys.append(words)
-    if tags := get(PROPERTY_TAGS):
+    if tags:
         keys.append("T#" + tags)
     return keys
 
@@ -164,5 +194,7 @@ class Dispatcher:
 
     def to_index(self, record: LogRecord) -> None:
         if self._index is not None:
-            keys = index_keys(decode_properties(record.properties_data), record.sys_flag)
+            keys = []
+            if record.sys_flag & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK:
+                keys = property_keys(decode_properties(record.properties_data))
             self._index.put(record.topic, keys, record.log_offset, record.store_ms)

@@ -12,8 +12,8 @@ for N entries holds N - 1. The hash is that of "topic#key"; what shall be found 
 
 Invariants:
 - entries are in the order of the log, a chain leads to ever smaller entry numbers, and an entry never changes;
-- an entry is written before the slot that points to it; the header is written when the file is flushed, full or
-  closed, and until then tells of fewer entries than there are;
+- entries are written together, after the slots that point to them and before they are counted; the header is written
+  when the file is flushed, full or closed, and until then tells of fewer entries than there are;
 - no byte is written through the mapping before the disk space under it was reserved: a full disk raises OSError(ENOSPC)
   in `put` instead of killing the process with SIGBUS. The message itself is then safe in the log: the caller goes on
   without its keys and puts again, from `next_log_offset` on, when there is space;
@@ -29,12 +29,17 @@ import logging
 import mmap
 import os
 import struct
+import sys
 import threading
 import time
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64
 
 from skylark.wire.records import java_hash
 
@@ -44,15 +49,12 @@ HEADER = struct.Struct(">qqqqii")
 ENTRY = struct.Struct(">iqii")
 SLOT = struct.Struct(">i")
 _HASH_AND_OFFSET = struct.Struct(">iq8x")
-_read_slot = SLOT.unpack_from
-_write_slot = SLOT.pack_into
-_write_entry = ENTRY.pack_into
-_write_header = HEADER.pack_into
+_IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
-_FIRST_ENTRY = 1
+_FIRST_ENTRY: Final = 1
 _RESERVE_BYTES = 4 << 20
 _SCAN_ENTRIES = 1 << 15
-_MAX_SECONDS = 0x7FFF_FFFF
+_MAX_SECONDS: Final = 0x7FFF_FFFF
 # A chain of one hot tag can be as long as the file; a query must not stop the event loop for seconds because of it.
 _MAX_CHAIN_STEPS = 500_000
 
@@ -66,32 +68,26 @@ def _topic_hash(topic: str) -> int:
     return java_hash(topic + "#")
 
 
-@lru_cache(maxsize=8192)
-def _head_hash(topic: str, head: str) -> int:
-    return java_hash(head, _topic_hash(topic))
-
-
 def key_hash(topic: str, key: str) -> int:
     """The non-negative hash under which Apache files "topic#key".
 
     >>> key_hash("TopicTest", "order-1")
     1829193424
     """
-    tail = key[-4:]
-    if len(tail) == 4 and tail.isascii():
-        # Unique keys of one client differ in their last four characters within a millisecond: the rest is cached.
-        a, b, c, d = tail.encode()
-        code = (_head_hash(topic, key[:-4]) * 923_521 + a * 29_791 + b * 961 + c * 31 + d) & 0xFFFF_FFFF
-    else:
-        code = java_hash(key, _topic_hash(topic)) & 0xFFFF_FFFF
-    if code < 0x8000_0000:
-        return code
+    code = java_hash(key, _topic_hash(topic))
     # Java's Math.abs has no positive answer for the smallest int; Apache then takes 0.
-    return 0 if code == 0x8000_0000 else 0x1_0000_0000 - code
+    return abs(code) if code != -0x8000_0000 else 0
+
+
+def _big_endian(number: i64) -> i64:
+    """A number of four bytes as it looks in a slot, or the other way round."""
+    if not _IS_LITTLE_ENDIAN:
+        return number
+    return (number & 0xFF) << 24 | (number & 0xFF00) << 8 | number >> 8 & 0xFF00 | number >> 24 & 0xFF
 
 
 class IndexFile:
-    """One mapped file. The header is kept in attributes until `write_header`."""
+    """One mapped file. New entries are kept until `write_entries`, the header until `write_header`."""
 
     def __init__(self, path: Path, slots: int, entries: int) -> None:
         self.path = path
@@ -123,6 +119,11 @@ class IndexFile:
         self.count: int = min(max(count, _FIRST_ENTRY), entries)
         # Entries below this number have disk space under them; nothing is assumed about a file that was found.
         self.reserved = _FIRST_ENTRY
+        self._slots_view = memoryview(self.map)[HEADER.size : self.entries_at].cast("I")
+        self._new = BytesWriter()
+        self.next_number = self.count
+        self._last_offset = end_offset
+        self._last_ms = end_ms
 
     @property
     def full(self) -> bool:
@@ -152,29 +153,44 @@ class IndexFile:
     def reserve_slots(self) -> None:
         os.posix_fallocate(self.fd, 0, self.entries_at)
 
-    def put(self, code: int, log_offset: int, store_timestamp_ms: int) -> None:
+    def add(self, code: i64, log_offset: i64, store_timestamp_ms: i64) -> None:
         """Adds an entry; the caller made sure of space."""
-        number = self.count
-        pages = self.map
-        slot_at = 40 + code % self.slots * 4
-        (previous,) = _read_slot(pages, slot_at)
-        if not 0 < previous < number:
+        number: i64 = self.next_number
+        slot = code % i64(self.slots)
+        previous = _big_endian(self._slots_view[slot])
+        if previous <= 0 or previous >= number:
             previous = 0
             self.used_slots += 1
-        seconds = (store_timestamp_ms - self.begin_ms) // 1000 if self.begin_ms > 0 else 0
-        if not 0 <= seconds <= _MAX_SECONDS:
-            seconds = 0 if seconds < 0 else _MAX_SECONDS
-        _write_entry(pages, self.entries_at + number * 20, code, log_offset, seconds, previous)
-        _write_slot(pages, slot_at, number)
+        self._slots_view[slot] = _big_endian(number)
         if number <= _FIRST_ENTRY:
             self.begin_offset = log_offset
             self.begin_ms = store_timestamp_ms
-        self.end_offset = log_offset
-        self.end_ms = store_timestamp_ms
-        self.count = number + 1
+        seconds = (store_timestamp_ms - i64(self.begin_ms)) // 1000
+        if seconds < 0:
+            seconds = 0
+        elif seconds > _MAX_SECONDS:
+            seconds = _MAX_SECONDS
+        new = self._new
+        write_i32_be(new, i32(code))
+        write_i64_be(new, log_offset)
+        write_i32_be(new, i32(seconds))
+        write_i32_be(new, i32(previous))
+        self.next_number = number + 1
+        self._last_offset = log_offset
+        self._last_ms = store_timestamp_ms
+
+    def write_entries(self) -> None:
+        """Writes and counts what was added."""
+        start = self.entries_at + self.count * 20
+        end = self.entries_at + self.next_number * 20
+        self.map[start:end] = self._new.getvalue()
+        self._new.truncate(0)
+        self.end_offset = self._last_offset
+        self.end_ms = self._last_ms
+        self.count = self.next_number
 
     def write_header(self) -> None:
-        _write_header(
+        HEADER.pack_into(
             self.map, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count
         )
 
@@ -228,6 +244,7 @@ class IndexFile:
             # The exact millisecond of an entry is not stored; its second is.
             self.end_ms = min(self.end_ms, self.begin_ms + seconds * 1000 + 999)
         self.end_offset, self.used_slots, self.count = last, used, kept
+        self.next_number, self._last_offset, self._last_ms = kept, last, self.end_ms
         self.write_header()
 
     def slots_point_past_end(self) -> bool:
@@ -238,6 +255,7 @@ class IndexFile:
         return max(heads, default=0) >= self.count
 
     def close(self) -> None:
+        self._slots_view.release()
         self.map.close()
         os.close(self.fd)
 
@@ -312,20 +330,31 @@ class IndexService:
 
         Raises OSError when the disk has no space for it. Some of the keys may have been filed by then.
         """
-        if log_offset < self._next_log_offset:
-            return
-        if keys:
-            file = self._files[-1] if self._files else self._with_space(store_timestamp_ms)
-            for key in keys:
-                if file.count >= file.reserved:
-                    file = self._with_space(store_timestamp_ms)
-                file.put(key_hash(topic, key), log_offset, store_timestamp_ms)
-        self._next_log_offset = log_offset + 1
+        self.put_all(topic, [(log_offset, keys)], store_timestamp_ms)
+
+    def put_all(self, topic: str, messages: Sequence[tuple[int, Sequence[str]]], store_timestamp_ms: int) -> None:
+        """Files messages of a topic, each by its log offset and keys. What is said of `put` holds for each."""
+        last = self._next_log_offset
+        file = self._files[-1] if self._files else None
+        try:
+            for log_offset, keys in messages:
+                if log_offset < last:
+                    continue
+                for key in keys:
+                    if file is None or file.next_number >= file.reserved:
+                        file = self._with_space(store_timestamp_ms)
+                    file.add(key_hash(topic, key), log_offset, store_timestamp_ms)
+                last = log_offset + 1
+        finally:
+            if file is not None:
+                file.write_entries()
+            self._next_log_offset = last
 
     def _with_space(self, now_ms: int) -> IndexFile:
         """The last file, or a new one after it, with disk space for at least one more entry."""
         last = self._files[-1] if self._files else None
         if last is not None:
+            last.write_entries()
             last.write_header()
             if not last.full:
                 last.reserve()

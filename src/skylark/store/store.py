@@ -16,8 +16,11 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from librt.strings import BytesWriter
+
 from skylark.store.api import (
     Appended,
+    AppendedBatch,
     CleanReport,
     LogRecord,
     MessageTooLarge,
@@ -33,7 +36,7 @@ from skylark.store.api import (
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import SCHEDULE_TOPIC, UNQUEUED, index_keys, queue_tag_code
+from skylark.store.dispatch import UNQUEUED, Filed, index_keys, property_keys, queue_tag_code
 from skylark.store.flush import Done, Flusher, Progress
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
@@ -43,18 +46,29 @@ from skylark.store.retention import Retention
 from skylark.store.segments import MappingPool
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
-    PROPERTY_TAGS,
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
     SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_ROLLBACK,
     BadRecord,
+    BatchPart,
     Message,
     StoredMessage,
 )
-from skylark.wire.records import decode_record, encode_properties, host_bits, pack_record, record_size, tag_code
+from skylark.wire.records import (
+    decode_record,
+    encode_properties,
+    find_keys,
+    host_bits,
+    record_size,
+    tag_code,
+    write_record,
+)
 
 log = logging.getLogger(__name__)
 
+Listener = Callable[[str, int, int, Sequence[int]], None]
+"""Told of messages in a queue: topic, queue id, offset of the first, and the tag code of each."""
 _QUERY_MAX_COUNT = 64
 _HOST_BITS = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _CLOSED = "the store is closed"
@@ -67,7 +81,7 @@ class Store:
         """For `open`, which says whether the last stop was a clean one."""
         root = config.root
         self.config = config
-        self.listeners: tuple[Callable[[str, int, int, int], None], ...] = ()  # told of each message in a queue
+        self.listeners: tuple[Listener, ...] = ()
         self._directory_lock = lock
         self._abort_path = root / "abort"
         self._delays_ms = parse_delay_levels(config.delay_levels)
@@ -129,7 +143,7 @@ class Store:
     def append(self, message: Message, now_ms: int) -> Appended:
         """Stores one message; nothing is stored when it raises. The hot path."""
         queue = self._open_queue(message.topic, message.queue_id)
-        draft = self._draft(message, queue)
+        draft = self._draft(message, queue, message.body, encode_properties(message.properties))
         size, sys_flag, _ = draft
         queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
         if queued and queue.write_at >= queue.write_limit:
@@ -140,32 +154,47 @@ class Store:
         appended = Appended(
             commit_log.base + commit_log.position, size, queue.max_offset if queued else 0, now_ms, self._store_host
         )
-        commit_log.write(self._record(message, queue, draft, appended))
-        self._dispatch(queue, message, sys_flag, appended)
+        record = BytesWriter()
+        self._write(record, message, queue, draft, appended.queue_offset, appended.log_offset, now_ms)
+        commit_log.write(record.getvalue())
+        filed = Filed()
+        code = queue_tag_code(queue.topic, message.properties, now_ms, self._delays_ms)
+        filed.add(appended.log_offset, size, code, property_keys(message.properties))
+        self._dispatch(queue, sys_flag, filed, now_ms)
         return appended
 
-    def append_batch(self, messages: Sequence[Message], now_ms: int) -> list[Appended]:
-        """Stores messages of one queue side by side in the log and in the queue; all of them or, raising, none."""
-        queue = self._open_queue(messages[0].topic, messages[0].queue_id)
-        drafts = [self._draft(message, queue) for message in messages]
-        entries = [draft[1] & SYS_TRANSACTION_MASK not in UNQUEUED for draft in drafts]
+    def append_batch(self, message: Message, parts: Sequence[BatchPart], now_ms: int) -> AppendedBatch:
+        """Stores messages side by side in the log and in their queue; all of them or, raising, none.
+
+        `message` is what they have in common, and carries the flag and the body of each on its way into the log.
+        """
+        queue = self._open_queue(message.topic, message.queue_id)
+        drafts = [self._draft(message, queue, body, properties) for _, body, properties in parts]
+        sys_flag = drafts[0][1]
         total = sum([draft[0] for draft in drafts])
-        if queue.write_at + sum(entries) * ENTRY_BYTES > queue.write_limit:
-            queue.make_room(sum(entries))
+        queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
+        if queued and queue.write_at + len(parts) * ENTRY_BYTES > queue.write_limit:
+            queue.make_room(len(parts))
         commit_log = self._log
         if commit_log.position + total + BLANK_BYTES > commit_log.limit:
             commit_log.make_room(total)
         log_offset = commit_log.end_offset
-        queue_offset = queue.max_offset
-        stored: list[Appended] = []
-        for draft, queued in zip(drafts, entries, strict=True):
-            stored.append(Appended(log_offset, draft[0], queue_offset if queued else 0, now_ms, self._store_host))
+        stored = AppendedBatch([], total, queue.max_offset if queued else 0, self._store_host)
+        queue_offset = stored.queue_offset
+        records = BytesWriter()
+        for (flag, body, _), draft in zip(parts, drafts, strict=True):
+            message.flag = flag
+            message.body = body
+            self._write(records, message, queue, draft, queue_offset, log_offset, now_ms)
+            stored.log_offsets.append(log_offset)
             log_offset += draft[0]
             queue_offset += queued
-        parts = zip(messages, drafts, stored, strict=True)
-        commit_log.write(b"".join([self._record(message, queue, draft, place) for message, draft, place in parts]))
-        for message, draft, appended in zip(messages, drafts, stored, strict=True):
-            self._dispatch(queue, message, draft[1], appended)
+        commit_log.write(records.getvalue())
+        filed = Filed()
+        for (size, _, properties), log_offset in zip(drafts, stored.log_offsets, strict=True):
+            unique, keys, tags = find_keys(properties)
+            filed.add(log_offset, size, tag_code(tags), index_keys(unique, keys, tags))
+        self._dispatch(queue, sys_flag, filed, now_ms)
         return stored
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -174,51 +203,52 @@ class Store:
             raise NotWriteable(self._refusal or self._retention.space_refusal)
         return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
 
-    def _draft(self, message: Message, queue: ConsumeQueue) -> tuple[int, int, bytes]:
+    def _draft(self, message: Message, queue: ConsumeQueue, body: bytes, properties: bytes) -> tuple[int, int, bytes]:
         """Size, sys flag and properties of the record that a message becomes, if it may become one."""
-        properties = encode_properties(message.properties)
-        body: bytes = message.body
         if len(body) > self.config.max_message_bytes:
             raise MessageTooLarge(f"a body of {len(body)} bytes, {self.config.max_message_bytes} are allowed")
         if len(properties) > PROPERTIES_MAX_BYTES:
             raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
-        if message.topic != queue.topic or message.queue_id != queue.queue_id:
-            raise StoreError("the messages of a batch must be of one queue")
         hosts = host_bits(message.born_host, self._store_host)
         size = record_size(message.born_host, self._store_host, body, queue.topic_bytes, properties)
         return size, message.sys_flag & ~_HOST_BITS | hosts, properties
 
-    def _record(self, message: Message, queue: ConsumeQueue, draft: tuple[int, int, bytes], place: Appended) -> bytes:
+    def _write(
+        self,
+        out: BytesWriter,
+        message: Message,
+        queue: ConsumeQueue,
+        draft: tuple[int, int, bytes],
+        queue_offset: int,
+        log_offset: int,
+        now_ms: int,
+    ) -> None:
         """The record of a message at its place."""
         size, sys_flag, properties = draft
-        return pack_record(
-            message, size, queue.magic, sys_flag, place.queue_offset, place.log_offset, place.store_timestamp_ms,
-            place.store_host, queue.topic_bytes, properties,
+        write_record(
+            out, message, properties, size, queue.magic, sys_flag, queue_offset, log_offset, now_ms, self._store_host,
+            queue.topic_bytes,
         )  # fmt: skip
 
-    def _dispatch(self, queue: ConsumeQueue, message: Message, sys_flag: int, appended: Appended) -> None:
-        """Puts a message that was just written into its queue and the index, and tells of it."""
-        self._progress.last_log_offset = appended.log_offset
-        self._progress.last_store_ms = appended.store_timestamp_ms
-        properties = message.properties
-        if sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED:
-            if message.topic == SCHEDULE_TOPIC:
-                code = queue_tag_code(SCHEDULE_TOPIC, properties, appended.store_timestamp_ms, self._delays_ms)
-            else:
-                code = tag_code(properties.get(PROPERTY_TAGS))
-            queue.put(appended.log_offset, appended.size_bytes, code)
+    def _dispatch(self, queue: ConsumeQueue, sys_flag: int, filed: Filed, now_ms: int) -> None:
+        """Puts messages that were just written into their queue and the index, and tells of them."""
+        self._progress.last_log_offset = filed.indexed[-1][0]
+        self._progress.last_store_ms = now_ms
+        transaction = sys_flag & SYS_TRANSACTION_MASK
+        if transaction not in UNQUEUED:
+            queue_offset = queue.max_offset
+            queue.put_all(filed.entries)
             if not queue.dirty:
                 queue.dirty = True
                 self._progress.dirty_queue_files.append((queue, queue.write_path))
             for tell in self.listeners:
-                tell(message.topic, message.queue_id, appended.queue_offset, code)
-        if self._index is not None:
+                tell(queue.topic, queue.queue_id, queue_offset, filed.codes)
+        if self._index is not None and transaction != SYS_TRANSACTION_ROLLBACK:
             try:
-                keys = index_keys(properties, sys_flag)
-                self._index.put(message.topic, keys, appended.log_offset, appended.store_timestamp_ms)
+                self._index.put_all(queue.topic, filed.indexed, now_ms)
                 self._index_behind = False
             except OSError as error:
-                # The message is stored; only those who look for it by key will miss it.
+                # The messages are stored; only those who look for them by key will miss them.
                 if not self._index_behind:
                     log.error("messages are not found by key until the index can be written again: %s", error)
                 self._index_behind = True

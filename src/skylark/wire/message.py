@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import BytesWriter, write_i64_be
+from mypy_extensions import i64
+
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194  # fills the rest of a log segment that a record did not fit into
@@ -86,6 +89,8 @@ QUEUE_OFFSET_POSITION: Final = 20
 LOG_OFFSET_POSITION: Final = 28
 
 Buffer = bytes | bytearray | memoryview
+BatchPart = tuple[int, bytes, bytes]
+"""A message in a batch: its flag, its body and its properties as they are stored."""
 _NO_HOST: Final = bytes(8)
 
 
@@ -96,6 +101,15 @@ class BadRecord(ValueError):
 def message_id(store_host: bytes, log_offset: int) -> str:
     """The id that leads back to the broker and the place in its log."""
     return (store_host + log_offset.to_bytes(8, "big")).hex().upper()
+
+
+def message_ids(store_host: bytes, log_offsets: list[int]) -> str:
+    """The ids of messages at some places in the log, as the answer to a batch names them."""
+    ids = BytesWriter()
+    for log_offset in log_offsets:
+        ids.write(store_host)
+        write_i64_be(ids, i64(log_offset))
+    return ids.getvalue().hex(",", len(store_host) + 8).upper()
 
 
 class Message:

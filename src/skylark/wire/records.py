@@ -17,11 +17,10 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from operator import mul
 from typing import Final
 from zlib import crc32
 
-from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from mypy_extensions import i16, i32, i64
 
 from skylark.wire.message import (
@@ -33,6 +32,7 @@ from skylark.wire.message import (
     SYS_STORE_HOST_V6,
     TOPIC_V1_MAX_LENGTH,
     BadRecord,
+    BatchPart,
     Buffer,
     Message,
     StoredMessage,
@@ -47,6 +47,7 @@ _U16 = struct.Struct(">H")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
+_BATCH_HEADER_BYTES: Final = 20
 _FIXED_BYTES: Final = RECORD_HEADERS[0].size - 16 + 2
 _MAGIC_AND_SYS_FLAG = struct.Struct(">4xI28xi")
 
@@ -76,18 +77,13 @@ def decode_properties(data: Buffer | str) -> dict[str, str]:
     return properties
 
 
-class RecordProperties:
-    """The properties in a record, each found when it is asked for: a filter asks for few of many, of many records."""
+class StoredProperties:
+    """Properties as they are stored, each found when it is asked for: for those who want few of many."""
 
     __slots__ = ("_stored",)
 
-    def __init__(self, record: Buffer) -> None:
-        """`record` is one whole record, and nothing else."""
-        magic, sys_flag = _MAGIC_AND_SYS_FLAG.unpack_from(record)
-        at = RECORD_HEADERS[sys_flag >> 4 & 3].size
-        at += _I32.unpack_from(record, at - 4)[0]
-        at += 3 + record[at] if magic == MAGIC_V1 else 4 + _U16.unpack_from(record, at)[0]
-        self._stored = b"\x02" + record[at:]
+    def __init__(self, stored: bytes) -> None:
+        self._stored = b"\x02" + stored
 
     def get(self, name: str) -> str | None:
         stored = self._stored
@@ -102,41 +98,69 @@ class RecordProperties:
         return value.decode("utf-8", "replace") if value else decode_properties(stored).get(name)
 
 
+def record_properties(record: Buffer) -> StoredProperties:
+    """The properties of one whole record."""
+    magic, sys_flag = _MAGIC_AND_SYS_FLAG.unpack_from(record)
+    at = RECORD_HEADERS[sys_flag >> 4 & 3].size
+    at += _I32.unpack_from(record, at - 4)[0]
+    at += 3 + record[at] if magic == MAGIC_V1 else 4 + _U16.unpack_from(record, at)[0]
+    return StoredProperties(bytes(record[at:]))
+
+
+_TAGS: Final = int.from_bytes(b"TAGS", "big")
+_KEYS: Final = int.from_bytes(b"KEYS", "big")
+_UNIQ_KEY: Final = int.from_bytes(b"UNIQ_KEY", "big")
+
+
+def find_keys(stored: bytes) -> tuple[str | None, str | None, str | None]:
+    """Unique key, keys and tags among stored properties, in one pass; for batches, which hold many."""
+    unique: str | None = None
+    keys: str | None = None
+    tags: str | None = None
+    start: i64 = 0  # of a property, whose value is at `value_at` once its name has ended
+    value_at: i64 = 0
+    size: i64 = len(stored)
+    for at in range(size + 1):
+        byte = i64(stored[at]) if at < size else 2
+        if byte == 1 and not value_at:
+            value_at = at + 1
+        elif byte == 2:
+            if 0 < value_at < at:
+                name_size = value_at - 1 - start
+                if name_size == 4:
+                    name = i64(read_i32_be(stored, start))
+                    if name == _TAGS:
+                        tags = stored[value_at:at].decode("utf-8", "replace")
+                    elif name == _KEYS:
+                        keys = stored[value_at:at].decode("utf-8", "replace")
+                elif name_size == 8 and read_i64_be(stored, start) == _UNIQ_KEY:
+                    unique = stored[value_at:at].decode("utf-8", "replace")
+            start = at + 1
+            value_at = 0
+    return unique, keys, tags
+
+
 @lru_cache(maxsize=4096)
 def _property_key(name: str) -> bytes:
     return f"\x02{name}\x01".encode()
 
 
 # --- Java's String.hashCode -------------------------------------------------------------------------------------------
-_POWERS: list[int] = [1]  # 31**k mod 2**32, longest power last
-
-
-def _powers(count: int) -> list[int]:
-    while len(_POWERS) < count:
-        _POWERS.append(_POWERS[-1] * 31 & 0xFFFFFFFF)
-    return _POWERS[count - 1 :: -1] if count else []
-
-
-_powers_of = lru_cache(maxsize=1024)(_powers)
-
-
 def java_hash(text: str, seed: int = 0) -> int:
     """`String.hashCode` as a signed 32-bit number; `seed` is the hash of what stands before `text`.
 
     >>> java_hash("TagA"), java_hash("gA", java_hash("Ta"))
     (2598919, 2598919)
     """
-    units: bytes | tuple[int, ...]
+    value: i64 = seed
     if text.isascii():
-        units = text.encode()
+        data = text.encode()
+        for at in range(i64(len(data))):
+            value = (value * 31 + i64(data[at])) & 0xFFFF_FFFF
     else:
-        data = text.encode("utf-16-be", "surrogatepass")
-        units = struct.unpack(f">{len(data) // 2}H", data)
-    count = len(units)
-    value: int = sum(map(mul, units, _powers_of(count) if count <= 256 else _powers(count)))
-    if seed:
-        value += seed * int(pow(31, count, 1 << 32))
-    return ((value + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+        for (unit,) in _U16.iter_unpack(text.encode("utf-16-be", "surrogatepass")):
+            value = (value * 31 + i64(unit)) & 0xFFFF_FFFF
+    return int(((value + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000)
 
 
 @lru_cache(maxsize=4096)
@@ -204,17 +228,21 @@ def encode_record(
     hosts = host_bits(message.born_host, store_host)
     size = record_size(message.born_host, store_host, message.body, topic, properties)
     sys_flag = message.sys_flag & ~(SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6) | hosts
-    return pack_record(
-        message, size, magic, sys_flag, queue_offset, log_offset, store_timestamp_ms, store_host, topic, properties
+    out = BytesWriter()
+    write_record(
+        out, message, properties, size, magic, sys_flag, queue_offset, log_offset, store_timestamp_ms, store_host, topic
     )
+    return out.getvalue()
 
 
 def record_size(born_host: bytes, store_host: bytes, body: bytes, topic_field: bytes, properties: bytes) -> int:
     return _FIXED_BYTES + len(born_host) + len(store_host) + len(body) + len(topic_field) + len(properties)
 
 
-def pack_record(
+def write_record(
+    out: BytesWriter,
     message: Message,
+    properties: bytes,
     size: int,
     magic: int,
     sys_flag: int,
@@ -223,31 +251,28 @@ def pack_record(
     store_timestamp_ms: int,
     store_host: bytes,
     topic: bytes,
-    properties: bytes,
-) -> bytes:
-    """The record of a message whose size, sys flag, topic field and properties were worked out before."""
+) -> None:
+    """The record of a message whose properties, size, sys flag and topic field were worked out before."""
     body: bytes = message.body
-    record = BytesWriter()
-    write_i32_be(record, i32(size))
-    write_i32_be(record, i32(magic - 0x1_0000_0000))  # both magics have the sign bit set
-    write_i32_be(record, i32(crc32(body) & 0x7FFFFFFF))
-    write_i32_be(record, i32(message.queue_id))
-    write_i32_be(record, i32(message.flag))
-    write_i64_be(record, i64(queue_offset))
-    write_i64_be(record, i64(log_offset))
-    write_i32_be(record, i32(sys_flag))
-    write_i64_be(record, i64(message.born_timestamp_ms))
-    record.write(message.born_host)
-    write_i64_be(record, i64(store_timestamp_ms))
-    record.write(store_host)
-    write_i32_be(record, i32(message.reconsume_times))
-    write_i64_be(record, i64(message.prepared_transaction_offset))
-    write_i32_be(record, i32(len(body)))
-    record.write(body)
-    record.write(topic)
-    write_i16_be(record, i16(len(properties)))
-    record.write(properties)
-    return record.getvalue()
+    write_i32_be(out, i32(size))
+    write_i32_be(out, i32(magic - 0x1_0000_0000))  # both magics have the sign bit set
+    write_i32_be(out, i32(crc32(body) & 0x7FFFFFFF))
+    write_i32_be(out, i32(message.queue_id))
+    write_i32_be(out, i32(message.flag))
+    write_i64_be(out, i64(queue_offset))
+    write_i64_be(out, i64(log_offset))
+    write_i32_be(out, i32(sys_flag))
+    write_i64_be(out, i64(message.born_timestamp_ms))
+    out.write(message.born_host)
+    write_i64_be(out, i64(store_timestamp_ms))
+    out.write(store_host)
+    write_i32_be(out, i32(message.reconsume_times))
+    write_i64_be(out, i64(message.prepared_transaction_offset))
+    write_i32_be(out, i32(len(body)))
+    out.write(body)
+    out.write(topic)
+    write_i16_be(out, i16(len(properties)))
+    out.write(properties)
 
 
 def decode_record(view: Buffer, *, check_crc: bool = True) -> StoredMessage:
@@ -326,23 +351,26 @@ def encode_batch(messages: Iterable[tuple[int, bytes, dict[str, str]]]) -> bytes
     return b"".join(parts)
 
 
+def split_batch(body: bytes) -> list[BatchPart]:
+    """The messages in a batch send; `BadRecord` when they don't fill it exactly."""
+    parts: list[BatchPart] = []
+    at: i64 = 0
+    total: i64 = len(body)
+    while at < total:
+        body_at = at + _BATCH_HEADER_BYTES
+        if body_at > total:
+            raise BadRecord("a batch that is cut short")
+        flag = read_i32_be(body, at + 12)
+        properties_at = body_at + i64(read_i32_be(body, at + 16)) + 2
+        if properties_at < body_at + 2 or properties_at > total:
+            raise BadRecord("a batch whose last message is cut short")
+        at = properties_at + i64(read_i16_be(body, properties_at - 2))
+        if at < properties_at or at > total:
+            raise BadRecord("a batch whose last properties are cut short")
+        parts.append((int(flag), body[body_at : properties_at - 2], body[properties_at:at]))
+    return parts
+
+
 def decode_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
     """The (flag, body, properties) of the messages in a batch send; `BadRecord` when they don't fill it exactly."""
-    messages = []
-    position = 0
-    total = len(body)
-    try:
-        while position < total:
-            _, _, _, flag, body_size = _BATCH_HEADER.unpack_from(body, position)
-            body_at = position + _BATCH_HEADER.size
-            properties_at = body_at + body_size + 2
-            if body_size < 0 or properties_at > total:
-                raise BadRecord("a batch whose last message is cut short")
-            (properties_size,) = _I16.unpack_from(body, properties_at - 2)
-            position = properties_at + properties_size
-            if properties_size < 0 or position > total:
-                raise BadRecord("a batch whose last properties are cut short")
-            messages.append((flag, body[body_at : properties_at - 2], decode_properties(body[properties_at:position])))
-    except struct.error as error:
-        raise BadRecord("a batch that is cut short") from error
-    return messages
+    return [(flag, part, decode_properties(properties)) for flag, part, properties in split_batch(body)]

@@ -8,7 +8,7 @@ import json
 import pytest
 from drivers import Session
 from mqadmin import Admin, columns
-from servers import Server, request
+from servers import Server, SkylarkServer, request
 
 from client.both.conftest import SecondBroker
 from client.both.traffic import Traffic
@@ -36,8 +36,8 @@ def first_broker(server: Server, second_broker: SecondBroker) -> str:
 
 
 def test_queues_move_under_load(
-    namesrv: str, admin: Admin, first_broker: str, second_broker: SecondBroker, java_session: Session, topic: str,
-    group: str,
+    server: Server, namesrv: str, admin: Admin, first_broker: str, second_broker: SecondBroker, java_session: Session,
+    topic: str, group: str,
 ) -> None:  # fmt: skip
     async def main() -> None:
         admin("updateStaticTopic", "-t", topic, "-qn", str(QUEUES), "-b", first_broker)
@@ -55,14 +55,18 @@ def test_queues_move_under_load(
             await traffic.all_consumed()
             assert {message.broker for message in traffic.inbox.messages} == {LOGICAL}
             assert {message.queue_id for message in traffic.inbox.messages} == set(range(QUEUES))
-        await check_offsets(namesrv, f"{group}_python", topic, len(traffic.sent))
+        await check_offsets(server, f"{group}_python", topic, len(traffic.sent))
 
     asyncio.run(main())
 
 
-async def check_offsets(namesrv: str, group: str, topic: str, count: int) -> None:
-    """A reader from the begin finds everything in rising order, up to where the group has committed."""
-    async with PullConsumer(namesrv, group) as reader:
+async def check_offsets(server: Server, group: str, topic: str, count: int) -> None:
+    """A reader from the begin finds everything in rising order, up to where the group has committed.
+
+    Apache's brokers were seen to fail in passing such an offset on ("cannot find addr for broker"), and to
+    answer with one of another stretch of the queue afterwards: what they keep is not looked at.
+    """
+    async with PullConsumer(server.namesrv_addr, group) as reader:
         total = 0
         for queue in await reader.queues(topic):
             offset, end = await reader.min_offset(queue), await reader.max_offset(queue)
@@ -74,7 +78,8 @@ async def check_offsets(namesrv: str, group: str, topic: str, count: int) -> Non
                     assert pulled.next_offset > offset
                     offset = pulled.next_offset
             assert offsets == sorted(set(offsets))
-            assert await reader.committed(queue) == end
+            if isinstance(server, SkylarkServer):
+                assert await reader.committed(queue) == end
             assert await reader.offset_for_time(queue, 0) == offsets[0]
             total += len(offsets)
         assert total >= count
