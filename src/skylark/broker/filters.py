@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -51,6 +52,13 @@ def parse_subscription(topic: str, expression: str | None, expression_type: str 
         return Subscription(topic=topic, sub_string=ALL)
     tags = [tag for part in expression.split("||") if (tag := part.strip())]
     return Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=[java_hash(tag) for tag in tags])
+
+
+@lru_cache(maxsize=4096)
+def requested_filter(topic: str, expression: str | None, expression_type: str | None) -> tuple[Subscription, Filter]:
+    """What a request brings itself, which it does again and again. Raises BadExpression."""
+    subscription = parse_subscription(topic, expression, expression_type)
+    return subscription, message_filter(subscription)
 
 
 def selector_of(subscription: Subscription) -> Selector:

@@ -15,7 +15,7 @@ from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filterdata import FilterTable
-from skylark.broker.filters import BadExpression, Filter, message_filter, parse_subscription, retry_filter
+from skylark.broker.filters import BadExpression, Filter, message_filter, requested_filter, retry_filter
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
@@ -205,9 +205,9 @@ class Pulls:
         """What the group subscribed to: as the request says, or as its members' heartbeats say."""
         try:
             if header.sys_flag & _BRINGS_SUBSCRIPTION:
-                subscription = parse_subscription(header.topic, header.subscription, header.expression_type)
+                subscription, wanted = requested_filter(header.topic, header.subscription, header.expression_type)
                 self._check_switch(subscription)
-                return message_filter(subscription)
+                return wanted
             subscription = self._known_subscription(header, group)
             if subscription.is_by_tag:
                 return message_filter(subscription)

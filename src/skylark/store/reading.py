@@ -10,11 +10,13 @@ the consumer checks it, and `Store.message_at` does.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import struct
 from collections.abc import Callable
 
 from librt.strings import read_i32_be, read_i64_be
+from mypy_extensions import i64
 
 from skylark.store.api import ReadResult, ReadStatus, StoreConfig
 from skylark.store.commitlog import CommitLog
@@ -71,15 +73,25 @@ class QueueReader:
         accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
         """The messages of a read that begins inside the queue."""
-        max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
-        scan_count = max(-(-self._config.max_filter_bytes // ENTRY_BYTES), max_count)
+        config = self._config
+        scan_count = max(-(-config.max_filter_bytes // ENTRY_BYTES), max_count)
         stop = min(queue.max_offset, offset + scan_count, queue.next_file_offset(offset))
-        cached_from = self._log.end_offset - self._cached_bytes
+        max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
+        cached = (
+            min(max_count, config.max_transfer_count_in_memory),
+            min(max_bytes, config.max_transfer_bytes_in_memory),
+        )
+        on_disk = min(max_count, config.max_transfer_count_on_disk), min(max_bytes, config.max_transfer_bytes_on_disk)
+        cached_from: i64 = self._log.end_offset - self._cached_bytes
         status = ReadStatus.NO_MATCHED_MESSAGE
         records: list[bytes] = []
-        total = 0
+        total: i64 = 0
         next_offset = offset
-        log_offset = skip_before = 0
+        log_offset: i64 = 0
+        skip_before: i64 = 0
+        segment_start: i64 = 0  # of the part of the log that `pages` holds
+        segment_end: i64 = 0
+        pages: mmap.mmap | None = None
         full = False
         while next_offset < stop and not full:
             # A plain read needs as many entries as messages; only filters look further.
@@ -89,24 +101,27 @@ class QueueReader:
                 next_offset = queue.next_file_offset(next_offset)
                 break
             for at in range(0, len(entries), ENTRY_BYTES):
-                entry_log_offset = int(read_i64_be(entries, at))
-                size = int(read_i32_be(entries, at + 8))
-                if records and self._is_full(
-                    len(records), total + size, max_count, max_bytes, entry_log_offset >= cached_from
-                ):
-                    full = True
-                    break
+                entry_log_offset = read_i64_be(entries, at)
+                size = i64(read_i32_be(entries, at + 8))
+                if records:
+                    most_records, most_bytes = cached if entry_log_offset >= cached_from else on_disk
+                    if len(records) >= most_records or total + size > most_bytes:
+                        full = True
+                        break
                 log_offset = entry_log_offset
                 next_offset += 1
                 if log_offset < skip_before:
                     continue
                 if wants is None or wants(int(read_i64_be(entries, at + 12))):
-                    record = self._log.copy(log_offset, size)
-                    if record is None:
+                    if not segment_start <= log_offset < segment_end:
+                        found = self._log.pages(log_offset)
+                        segment_start, segment_end, pages = found if found is not None else (0, 0, None)
+                    if pages is None or log_offset + size > segment_end:
                         if size != BLANK_SIZE:
                             skip_before = self._log.next_segment_offset(log_offset)
                             status = ReadStatus.MESSAGE_WAS_REMOVING
                         continue
+                    record = pages[log_offset - segment_start : log_offset - segment_start + size]
                     if read_i32_be(record, 0) != size or read_i64_be(record, LOG_OFFSET_POSITION) != log_offset:
                         place = f"{queue.topic}-{queue.queue_id} at {next_offset - 1}"
                         log.error("%s: no record at log offset %d", place, log_offset)
@@ -118,16 +133,9 @@ class QueueReader:
                         continue
                 status = ReadStatus.NO_MATCHED_MESSAGE
         return ReadResult(
-            ReadStatus.FOUND if records else status, next_offset, queue.min_offset, queue.max_offset, records, total,
-            log_offset < cached_from,
+            ReadStatus.FOUND if records else status, next_offset, queue.min_offset, queue.max_offset, records,
+            int(total), log_offset < cached_from,
         )  # fmt: skip
-
-    def _is_full(self, count: int, total_bytes: int, max_count: int, max_bytes: int, is_cached: bool) -> bool:
-        """Whether a read that has `count` messages takes no other one, with which they would be `total_bytes`."""
-        config = self._config
-        most_bytes = config.max_transfer_bytes_in_memory if is_cached else config.max_transfer_bytes_on_disk
-        most = config.max_transfer_count_in_memory if is_cached else config.max_transfer_count_on_disk
-        return count >= max_count or count >= most or total_bytes > max_bytes or total_bytes > most_bytes
 
     # --- time ---------------------------------------------------------------------------------------------------------
     def record_time(self, log_offset: int, size_bytes: int) -> int:

@@ -42,7 +42,7 @@ def encode_frame(frame: Frame) -> bytes:
     encoding = frame.encoding if -0x8000 <= frame.code <= 0x7FFF else Encoding.JSON
     header = _encode_binary_header(frame) if encoding else _encode_json_header(frame)
     size = len(header)
-    return _PREFIX.pack(4 + size + len(frame.body), encoding << 24 | size) + header + frame.body
+    return b"".join((_PREFIX.pack(4 + size + len(frame.body), encoding << 24 | size), header, frame.body))
 
 
 class FrameDecoder:
