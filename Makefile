@@ -45,7 +45,8 @@ demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spar
 	@exec $(BIN)/skylark demo $(ARGS)
 
 # Two at once: most tests wait for servers and clients. Each of the two has servers of its own.
-test: lint compiled interop ## everything that must pass
+test: $(SETUP) ## everything that must pass
+	$(MAKE) --no-print-directory --output-sync -j 3 lint compiled interop
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 $(ARGS)
 	SKYLARK_PURE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/wire tests/net tests/store/test_store.py tests/store/test_index.py
 
