@@ -110,6 +110,19 @@ def test_the_smallest_int_hashes_to_zero() -> None:
     assert key_hash("T", key) == 0
 
 
+def test_the_first_entry_of_a_further_file_counts_from_the_end_of_the_file_before(
+    index: IndexService, tmp_path: Path
+) -> None:
+    for number in range(50):  # a file holds 49
+        index.put("T", ["a"], number, START_MS + number // 49 * 7_000)
+    index.flush()
+    first, second = sorted((tmp_path / "index").iterdir())
+    assert HEADER.unpack_from(first.read_bytes())[:2] == (START_MS, START_MS)
+    data = second.read_bytes()
+    assert HEADER.unpack_from(data)[:2] == (START_MS + 7_000, START_MS + 7_000)
+    assert ENTRY.unpack_from(data, 100) == (key_hash("T", "a"), 49, 7, 0)
+
+
 def test_layout_of_a_small_file(index: IndexService, tmp_path: Path) -> None:
     index.put("T", ["a"], 700, START_MS)
     index.put("T", ["a"], 900, START_MS + 2500)

@@ -129,6 +129,17 @@ def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
         assert (store.log_max_offset, store.max_offset("topic", 0)) == (0, 0)
 
 
+def test_every_queue_file_of_a_batch_is_flushed(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 1)
+        store.flush()
+        batch = [(0, b"", b"")] * (2 * store.config.queue_entries_per_file)
+        store.append_batch(a_message(), batch, START_MS)
+        files = sorted((tmp_path / "consumequeue" / "topic" / "0").iterdir())
+        assert len(files) == 3
+        assert [path for _, path in store._progress.dirty_queue_files] == files
+
+
 def test_half_messages_enter_no_queue(tmp_path: Path) -> None:
     with small_store(tmp_path) as store:
         for sys_flag, queue_offset in ((0, 0), (4, 0), (12, 0), (8, 1), (0, 2)):

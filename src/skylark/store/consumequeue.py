@@ -121,18 +121,16 @@ class ConsumeQueue:
         self.write_at += ENTRY_BYTES
         self.max_offset += 1
 
-    def put_all(self, entries: bytes) -> None:
-        """Writes the next entries, which are packed already."""
-        start = 0
-        while start < len(entries):
-            if self.write_at >= self.write_limit:
-                self.make_room()
-            assert self.write_map is not None
-            size = min(len(entries) - start, self.write_limit - self.write_at)
-            self.write_map[self.write_at : self.write_at + size] = entries[start : start + size]
-            self.write_at += size
-            self.max_offset += size // ENTRY_BYTES
-            start += size
+    def put_some(self, entries: bytes) -> int:
+        """Writes the next entries, which are packed already, as far as their file goes. How many bytes it took."""
+        if self.write_at >= self.write_limit:
+            self.make_room()
+        assert self.write_map is not None
+        size = min(len(entries), self.write_limit - self.write_at)
+        self.write_map[self.write_at : self.write_at + size] = entries if size == len(entries) else entries[:size]
+        self.write_at += size
+        self.max_offset += size // ENTRY_BYTES
+        return size
 
     def start_at(self, queue_offset: int) -> None:
         """Lets an empty queue begin at an offset, with blank entries before it in its first file."""

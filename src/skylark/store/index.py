@@ -162,14 +162,15 @@ class IndexFile:
             previous = 0
             self.used_slots += 1
         self._slots_view[slot] = _big_endian(number)
-        if number <= _FIRST_ENTRY:
-            self.begin_offset = log_offset
-            self.begin_ms = store_timestamp_ms
-        seconds = (store_timestamp_ms - i64(self.begin_ms)) // 1000
+        begin_ms: i64 = self.begin_ms
+        seconds = (store_timestamp_ms - begin_ms) // 1000 if begin_ms > 0 else 0
         if seconds < 0:
             seconds = 0
         elif seconds > _MAX_SECONDS:
             seconds = _MAX_SECONDS
+        if number <= _FIRST_ENTRY:
+            self.begin_offset = log_offset
+            self.begin_ms = store_timestamp_ms
         new = self._new
         write_i32_be(new, i32(code))
         write_i64_be(new, log_offset)

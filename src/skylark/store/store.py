@@ -237,10 +237,12 @@ class Store:
         transaction = sys_flag & SYS_TRANSACTION_MASK
         if transaction not in UNQUEUED:
             queue_offset = queue.max_offset
-            queue.put_all(filed.entries)
-            if not queue.dirty:
-                queue.dirty = True
-                self._progress.dirty_queue_files.append((queue, queue.write_path))
+            entries = filed.entries
+            while entries:  # which may lie in several files
+                entries = entries[queue.put_some(entries) :]
+                if not queue.dirty:
+                    queue.dirty = True
+                    self._progress.dirty_queue_files.append((queue, queue.write_path))
             for tell in self.listeners:
                 tell(queue.topic, queue.queue_id, queue_offset, filed.codes)
         if self._index is not None and transaction != SYS_TRANSACTION_ROLLBACK:
