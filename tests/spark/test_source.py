@@ -311,7 +311,7 @@ def test_a_stream_outlives_a_restart_of_the_server(
     stream: Any, topics: Any, topic: str, server: Server, tmp_path: Path
 ) -> None:
     topics.create(topic)
-    with running(stream(subscribe=topic), tmp_path) as batches:
+    with running(stream(subscribe=topic, timeout="120s"), tmp_path) as batches:  # Java starts slowly on a busy machine
         topics.send(topic, "a")
         batches.query.processAllAvailable()
         server.stop()
