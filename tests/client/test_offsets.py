@@ -173,3 +173,22 @@ def test_a_groups_offsets_lie_at_its_broker() -> None:
             assert await RemoteOffsets(session, "g").fetch(first) == 6
 
     asyncio.run(scenario())
+
+
+def test_a_commit_that_is_cancelled_is_made_up_for() -> None:
+    async def scenario() -> None:
+        async with LocalCluster(topics={"t": 1}) as cluster, Session(cluster.name_servers) as session:
+            [queue] = (await session.routes.get("t")).read_queues
+            await pull(session, "g", queue, build_subscription("t", version=1), 0, brings_subscription=True)
+            offsets = RemoteOffsets(session, "g")
+            offsets.update(queue, 5)
+            await cluster.broker.stop()
+            committing = asyncio.create_task(offsets.persist([queue]))
+            await asyncio.sleep(0)
+            committing.cancel()
+            await asyncio.gather(committing, return_exceptions=True)
+            await cluster.broker.start()
+            await offsets.persist([queue])
+            assert await RemoteOffsets(session, "g").fetch(queue, is_strict=True) == 5
+
+    asyncio.run(scenario())

@@ -145,17 +145,17 @@ class RemoteOffsets(_Memory):
 
     async def _store(self, queue: MessageQueue) -> None:
         offset = self._offsets[queue]
-        self._dirty.discard(queue)
         broker = queue.broker_name
         try:
             await commit(self._session, self._group, queue, offset, self._timeout_s)
         except RocketMQError as e:
-            if queue in self._offsets:
-                self._dirty.add(queue)
             if broker not in self._failing:
                 self._failing.add(broker)
                 log.warning("group %s: offsets can't be committed to %s: %s", self._group, broker, e)
         else:
+            # Not before: whoever is cancelled meanwhile has stored nothing, and another call must do so.
+            if self._offsets.get(queue) == offset:
+                self._dirty.discard(queue)
             if broker in self._failing:
                 self._failing.discard(broker)
                 log.info("group %s: offsets are committed to %s again", self._group, broker)
