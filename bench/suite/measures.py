@@ -159,7 +159,7 @@ class Pull(Measure, frozen=True, kw_only=True):
     messages: int = 200_000
     body_bytes: int = 128
     queues: int = 8
-    connections: int = 1
+    connections: int = 2  # on one, server and load would wait for each other in turn
     encoding: str = "json"
     subscription: str = "*"
 
