@@ -88,7 +88,8 @@ def machine() -> str:
     ]
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = words[0] if words else platform.machine()
-    systems = f"Linux {platform.release()}, Python {platform.python_version()}"
+    kernel = ".".join(platform.release().split(".")[:2])
+    systems = f"Linux {kernel}, Python {platform.python_version()}"
     return f"{os.cpu_count()} cores ({model}), {memory_gb:.0f} GB, {systems}"
 
 
