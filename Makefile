@@ -47,7 +47,7 @@ demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spar
 # Two at once: most tests wait for servers and clients. Each of the two has servers of its own.
 test: $(SETUP) ## everything that must pass
 	$(MAKE) --no-print-directory --output-sync -j 3 lint compiled interop
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
 	SKYLARK_PURE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/wire tests/net tests/store/test_store.py tests/store/test_index.py
 
 interop: $(SETUP) ## fetch Apache's clients and server for the tests that use them
