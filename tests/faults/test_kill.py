@@ -25,7 +25,7 @@ from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
 from skylark.wire.records import decode_records
 
-ROUNDS = int(os.environ.get("SKYLARK_KILLS", "6"))  # of kill -9; 20 before a release
+ROUNDS = int(os.environ.get("SKYLARK_KILLS", "4"))  # of kill -9; 20 before a release
 QUEUES = 4
 IN_FLIGHT = 16
 TOPIC = "Killed"
