@@ -114,12 +114,7 @@ class ConsumeQueue:
 
     def put(self, log_offset: int, size_bytes: int, tag_code: int) -> None:
         """Writes the next entry."""
-        if self.write_at >= self.write_limit:
-            self.make_room()
-        assert self.write_map is not None
-        ENTRY.pack_into(self.write_map, self.write_at, log_offset, size_bytes, tag_code)
-        self.write_at += ENTRY_BYTES
-        self.max_offset += 1
+        self.put_some(ENTRY.pack(log_offset, size_bytes, tag_code))
 
     def put_some(self, entries: bytes) -> int:
         """Writes the next entries, which are packed already, as far as their file goes. How many bytes it took."""
@@ -138,12 +133,7 @@ class ConsumeQueue:
         at = queue_offset * ENTRY_BYTES % self._file_bytes
         self.max_offset = queue_offset - at // ENTRY_BYTES
         for _ in range(at // ENTRY_BYTES):
-            if self.write_at >= self.write_limit:
-                self.make_room()
-            assert self.write_map is not None
-            self.write_map[self.write_at : self.write_at + ENTRY_BYTES] = _BLANK
-            self.write_at += ENTRY_BYTES
-            self.max_offset += 1
+            self.put_some(_BLANK)
         self.min_offset = queue_offset
 
     # --- reading ------------------------------------------------------------------------------------------------------
