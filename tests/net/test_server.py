@@ -163,6 +163,20 @@ def test_a_failed_request_is_answered_with_a_code_and_a_remark(code: int, answer
     asyncio.run(run())
 
 
+def test_a_request_whose_fields_are_no_map_is_answered() -> None:
+    async def run() -> None:
+        async with serving() as (_, port):
+            peer = await Peer.connect(port)
+            header = b'{"code":%d,"opaque":5,"extFields":[1]}' % TYPED
+            peer.write(struct.pack(">II", 4 + len(header), len(header)) + header)
+            reply = await peer.receive()
+            assert (reply.opaque, reply.code) == (5, ResponseCode.SYSTEM_ERROR)
+            assert "fields" in (reply.remark or "")
+            peer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
+from skylark.wire.headers import GetRouteInfo, decode_header
 
 INT = st.integers(-(2**31), 2**31 - 1)
 SHORT = st.integers(-(2**15), 2**15 - 1)
@@ -137,7 +138,7 @@ BINARY_HEAD = struct.pack(">hBhiii", 10, 0, 513, 1, 0, 0)
         pytest.param(raw(b'{"code":1'), id="cut JSON"),
         pytest.param(raw(b'{"code":1,"remark":"\xff"}'), id="not UTF-8"),
         pytest.param(raw(b'{"code":"x"}'), id="code is a word"),
-        pytest.param(raw(b'{"code":1,"extFields":[1]}'), id="fields are a list"),
+        pytest.param(raw(b'{"code":1,"flag":1,"extFields":[1]}'), id="fields of a response are a list"),
         pytest.param(raw(b"[" * 100_000), id="deep nesting"),
         pytest.param(raw(b'{"code":1,"extFields":{"a":' + b"[" * 100_000), id="deep nesting in a field"),
         pytest.param(raw(b"", encoding=1), id="empty binary header"),
@@ -152,6 +153,15 @@ BINARY_HEAD = struct.pack(">hBhiii", 10, 0, 513, 1, 0, 0)
 def test_a_bad_header_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         FrameDecoder().feed(data)
+
+
+@pytest.mark.parametrize("fields", [b"[1]", b"7", b'{"a":"\xff"}'])
+def test_bad_fields_of_a_request_are_refused_when_they_are_asked_for(fields: bytes) -> None:
+    (frame,) = FrameDecoder().feed(raw(b'{"code":10,"extFields":' + fields + b"}"))
+    with pytest.raises(BadFrame):
+        decode_header(GetRouteInfo, frame)
+    with pytest.raises(BadFrame):
+        _ = frame.fields
 
 
 def test_values_that_are_no_strings_become_strings() -> None:

@@ -17,10 +17,10 @@ from skylark.wire.records import (
     encode_host,
     encode_properties,
     encode_record,
-    find_keys,
     java_hash,
     parse_message_id,
     record_properties,
+    scan_properties,
     tag_code,
 )
 
@@ -231,7 +231,23 @@ def test_other_texts_are_no_message_ids(text: str) -> None:
 def test_keys_are_found_as_in_the_map(words: list[str]) -> None:
     stored = "".join(words).encode()
     properties = decode_properties(stored)
-    assert find_keys(stored) == tuple(properties.get(name) for name in ("UNIQ_KEY", "KEYS", "TAGS"))
+    found = scan_properties(stored)
+    places = (found.unique_at, found.unique_end), (found.keys_at, found.keys_end), (found.tags_at, found.tags_end)
+    assert [stored[at:end].decode() for at, end in places] == [
+        properties.get(name, "") for name in ("UNIQ_KEY", "KEYS", "TAGS")
+    ]
+
+
+@given(st.lists(st.sampled_from(["TAGS", "WAIT", "a", "é", "\x01", "\x02", ""]), max_size=20))
+def test_properties_are_special_when_the_map_is_not_what_is_stored(words: list[str]) -> None:
+    stored = "".join(words).encode()
+    properties = decode_properties(stored)
+    has_special_name = "WAIT" in properties or "é" in properties
+    found = scan_properties(stored, frozenset((b"WAIT", "é".encode())))
+    pairs = stored.decode().removesuffix("\x02").split("\x02") if stored else []
+    assert found.is_special == (
+        has_special_name or len([pair for pair in pairs if decode_properties(pair)]) < len(pairs)
+    )
 
 
 @given(st.lists(st.tuples(int32, st.binary(max_size=50), property_maps), max_size=5))

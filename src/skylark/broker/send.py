@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Final
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
@@ -32,14 +34,36 @@ from skylark.wire.message import (
     PROPERTY_TRACE_SWITCH,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_UNIQUE_KEY,
+    PROPERTY_WAIT_STORE_OK,
     SYS_MULTI_TAGS,
     BadRecord,
     Message,
 )
-from skylark.wire.records import decode_properties, split_batch
+from skylark.wire.records import (
+    PropertyScan,
+    StoredProperties,
+    decode_properties,
+    encode_properties,
+    scan_properties,
+    split_batch,
+)
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
 SendHeader = SendMessage | SendMessageV2
+# A message that has one of these is not stored as it comes.
+_SPECIAL: Final = frozenset(
+    name.encode()
+    for name in DELAY_PROPERTIES
+    | {
+        PROPERTY_CLUSTER,
+        PROPERTY_MSG_REGION,
+        PROPERTY_POP_CK,
+        PROPERTY_PRIORITY,
+        PROPERTY_TIMER_OUT_MS,
+        PROPERTY_TRACE_SWITCH,
+        PROPERTY_TRANSACTION_PREPARED,
+    }
+)
 
 
 class Sends:
@@ -91,20 +115,47 @@ class Sends:
             header = decode_header(SendMessageV2, request)
         topic = self.check(header, connection)
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
-        if header.batch:
-            return self._send_batch(request, header, topic, queue_id, connection)
         message = Message(
             header.topic,
             queue_id,
             request.body,
-            self._properties(header),
+            {},
             header.flag,
             header.sys_flag,
             header.born_timestamp,
             connection.peer_host,
             header.reconsume_times or 0,
         )
-        self._mark(message, topic)
+        if topic.topic_filter_type == "MULTI_TAG":
+            message.sys_flag |= SYS_MULTI_TAGS
+        if header.batch:
+            return self._send_batch(request, header, topic, message)
+        if not header.topic.startswith(RETRY_PREFIX) and not self._config.enable_topic_message_type_check:
+            stored = header.properties.encode("utf-8", "replace") if header.properties else b""
+            scan = scan_properties(stored, _SPECIAL)
+            if not scan.is_special and scan.unique_end:
+                return self._send_plain(request, message, stored, scan)
+        return self._send_special(request, header, topic, message)
+
+    def _send_plain(
+        self, request: Frame, message: Message, stored: bytes, scan: PropertyScan
+    ) -> Frame | Awaitable[Frame]:
+        """Stores a message of which nothing but its keys and tags matters to a broker: most are."""
+        config = self._config
+        if not stored.endswith(b"\x02"):
+            stored += b"\x02"
+        properties = stored + _added(config.region_id, config.trace_on, config.broker_cluster_name)
+        appended = self._put.batch(message, [(message.flag, message.body, properties)], self._clock())
+        unique_key = stored[scan.unique_at : scan.unique_end].decode("utf-8", "replace")
+        reply = self._acknowledge(request, appended.message_id, message.queue_id, appended.queue_offset, unique_key)
+        if self._put.is_synchronous and StoredProperties(stored).get(PROPERTY_WAIT_STORE_OK) != "false":
+            return self._put.when_flushed(appended, reply)
+        return reply
+
+    def _send_special(
+        self, request: Frame, header: SendHeader, topic: TopicConfig, message: Message
+    ) -> Frame | Awaitable[Frame]:
+        message.properties = self._properties(header)
         if self._config.enable_topic_message_type_check:
             check_type(topic, message.properties)
         if PROPERTY_PRIORITY in message.properties:
@@ -127,7 +178,7 @@ class Sends:
         return self._put.when_flushed(appended, reply) if self._put.must_wait(message.properties) else reply
 
     def _send_batch(
-        self, request: Frame, header: SendHeader, topic: TopicConfig, queue_id: int, connection: Connection
+        self, request: Frame, header: SendHeader, topic: TopicConfig, message: Message
     ) -> Frame | Awaitable[Frame]:
         if header.topic.startswith(RETRY_PREFIX):
             raise RequestFailed(
@@ -142,23 +193,11 @@ class Sends:
         if self._config.enable_topic_message_type_check:
             for _, _, properties in parts:
                 check_type(topic, decode_properties(properties))
-        message = Message(
-            header.topic,
-            queue_id,
-            b"",
-            {},
-            0,
-            header.sys_flag,
-            header.born_timestamp,
-            connection.peer_host,
-            header.reconsume_times or 0,
-        )
-        self._mark(message, topic)
         appended = self._put.batch(message, parts, self._clock())
         # The properties of the request are those of the batch; each message has its own and gets nothing from them.
         shared = decode_properties(header.properties) if header.properties else {}
         reply = self._acknowledge(
-            request, appended.message_id, queue_id, appended.queue_offset, shared.get(PROPERTY_UNIQUE_KEY)
+            request, appended.message_id, message.queue_id, appended.queue_offset, shared.get(PROPERTY_UNIQUE_KEY)
         )
         return self._put.when_flushed(appended, reply) if self._put.must_wait(shared) else reply
 
@@ -166,10 +205,7 @@ class Sends:
         """The sender's properties, with what a broker adds to every message."""
         properties = decode_properties(header.properties) if header.properties else {}
         properties.pop(PROPERTY_POP_CK, None)
-        properties[PROPERTY_MSG_REGION] = self._config.region_id
-        properties[PROPERTY_TRACE_SWITCH] = "true" if self._config.trace_on else "false"
-        properties[PROPERTY_CLUSTER] = self._config.broker_cluster_name
-        return properties
+        return properties | _stamp(self._config.region_id, self._config.trace_on, self._config.broker_cluster_name)
 
     def _acknowledge(
         self, request: Frame, message_id: str, queue_id: int, queue_offset: int, unique_key: str | None
@@ -253,7 +289,16 @@ class Sends:
         if message.reconsume_times > limit or is_ordered:
             bury(message, name, self._topics)
 
-    @staticmethod
-    def _mark(message: Message, topic: TopicConfig) -> None:
-        if topic.topic_filter_type == "MULTI_TAG":
-            message.sys_flag |= SYS_MULTI_TAGS
+
+@lru_cache(maxsize=16)
+def _added(region_id: str, trace_on: bool, cluster_name: str) -> bytes:
+    """What a broker adds to the stored properties of every message."""
+    return encode_properties(_stamp(region_id, trace_on, cluster_name))
+
+
+def _stamp(region_id: str, trace_on: bool, cluster_name: str) -> dict[str, str]:
+    return {
+        PROPERTY_MSG_REGION: region_id,
+        PROPERTY_TRACE_SWITCH: "true" if trace_on else "false",
+        PROPERTY_CLUSTER: cluster_name,
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from typing import Final
 from zlib import crc32
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -15,7 +16,7 @@ from mypy_extensions import i32, i64
 
 from skylark.store.api import LogRecord, StoreError
 from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
-from skylark.store.index import IndexService
+from skylark.store.index import IndexService, filed_hash, topic_seed
 from skylark.wire.message import (
     KEY_SEPARATOR,
     MAGIC_BLANK,
@@ -30,7 +31,14 @@ from skylark.wire.message import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
-from skylark.wire.records import RECORD_HEADERS, decode_properties, tag_code
+from skylark.wire.records import (
+    RECORD_HEADERS,
+    PropertyScan,
+    decode_properties,
+    java_hash_of,
+    scan_properties,
+    tag_code,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +46,7 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
 MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
+_SPACE: Final = ord(KEY_SEPARATOR)
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -47,25 +56,51 @@ _U16 = struct.Struct(">H")
 class Filed:
     """Messages of one topic that were just written to the log, as they go into their queue and into the index."""
 
-    __slots__ = ("_entries", "codes", "indexed")
+    __slots__ = ("_delays_ms", "_entries", "_now_ms", "_seed", "_topic", "codes", "indexed")
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str, now_ms: int, delays_ms: tuple[int, ...]) -> None:
+        self._topic = topic
+        self._now_ms = now_ms
+        self._delays_ms = delays_ms
+        self._seed: i64 = topic_seed(topic)
         self._entries = BytesWriter()
         self.codes: list[int] = []
-        self.indexed: list[tuple[int, list[str]]] = []
+        self.indexed: list[tuple[int, list[int]]] = []
 
-    def add(self, log_offset: int, size: int, code: int, keys: list[str]) -> None:
-        """`code` is the tag field of its queue entry, `keys` is what it can be found by."""
+    def add(self, log_offset: i64, size: i64, properties: bytes) -> None:
+        scan = scan_properties(properties)
+        code: i64
+        if self._topic == SCHEDULE_TOPIC:
+            code = queue_tag_code(self._topic, decode_properties(properties), self._now_ms, self._delays_ms)
+        else:
+            code = java_hash_of(properties, scan.tags_at, scan.tags_end, 0)
         entries = self._entries
-        write_i64_be(entries, i64(log_offset))
+        write_i64_be(entries, log_offset)
         write_i32_be(entries, i32(size))
-        write_i64_be(entries, i64(code))
-        self.codes.append(code)
-        self.indexed.append((log_offset, keys))
+        write_i64_be(entries, code)
+        self.codes.append(int(code))
+        self.indexed.append((int(log_offset), _key_hashes(self._seed, properties, scan)))
 
     @property
     def entries(self) -> bytes:
         return self._entries.getvalue()
+
+
+def _key_hashes(seed: i64, properties: bytes, scan: PropertyScan) -> list[int]:
+    """What `property_keys` gives, as the index files it."""
+    hashes: list[int] = []
+    if scan.unique_end:
+        hashes.append(int(filed_hash(properties, scan.unique_at, scan.unique_end, seed)))
+    if scan.keys_end:
+        word_at = scan.keys_at
+        for at in range(scan.keys_at, scan.keys_end + 1):
+            if at == scan.keys_end or i64(properties[at]) == _SPACE:
+                if at > word_at:
+                    hashes.append(int(filed_hash(properties, word_at, at, seed)))
+                word_at = at + 1
+    if scan.tags_end:
+        hashes.append(int(filed_hash(properties, scan.tags_at, scan.tags_end, java_hash_of(b"T#", 0, 2, seed))))
+    return hashes
 
 
 def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays_ms: tuple[int, ...]) -> int:
@@ -80,20 +115,11 @@ def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays
 
 def property_keys(properties: dict[str, str]) -> list[str]:
     """What a message can be found by: its unique key, each of its keys, and "T#" with its tags."""
-    get = properties.get
-    return index_keys(get(PROPERTY_UNIQUE_KEY), get(PROPERTY_KEYS), get(PROPERTY_TAGS))
-
-
-def index_keys(unique: str | None, words: str | None, tags: str | None) -> list[str]:
-    """The same of the three properties that it comes from."""
-    keys: list[str] = []
+    keys = [word for word in properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if word]
+    unique = properties.get(PROPERTY_UNIQUE_KEY)
     if unique:
-        keys.append(unique)
-    if words:
-        if KEY_SEPARATOR in words:
-            keys += [word for word in words.split(KEY_SEPARATOR) if word]
-        else:
-            keys.append(words)
+        keys.insert(0, unique)
+    tags = properties.get(PROPERTY_TAGS)
     if tags:
         keys.append("T#" + tags)
     return keys

@@ -41,7 +41,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
-from skylark.wire.records import java_hash
+from skylark.wire.records import java_hash, java_hash_of
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class BadIndexFile(Exception):
 
 
 @lru_cache(maxsize=4096)
-def _topic_hash(topic: str) -> int:
+def topic_seed(topic: str) -> int:
+    """The hash of what stands before each key of a topic."""
     return java_hash(topic + "#")
 
 
@@ -74,9 +75,19 @@ def key_hash(topic: str, key: str) -> int:
     >>> key_hash("TopicTest", "order-1")
     1829193424
     """
-    code = java_hash(key, _topic_hash(topic))
+    return int(_positive(java_hash(key, topic_seed(topic))))
+
+
+def filed_hash(data: bytes, at: i64, end: i64, seed: i64) -> i64:
+    """The same of a key that is a part of some UTF-8; `seed` is that of the topic."""
+    return _positive(java_hash_of(data, at, end, seed))
+
+
+def _positive(code: i64) -> i64:
     # Java's Math.abs has no positive answer for the smallest int; Apache then takes 0.
-    return abs(code) if code != -0x8000_0000 else 0
+    if code == -0x8000_0000:
+        return 0
+    return -code if code < 0 else code
 
 
 def _big_endian(number: i64) -> i64:
@@ -331,20 +342,20 @@ class IndexService:
 
         Raises OSError when the disk has no space for it. Some of the keys may have been filed by then.
         """
-        self.put_all(topic, [(log_offset, keys)], store_timestamp_ms)
+        self.put_all([(log_offset, [key_hash(topic, key) for key in keys])], store_timestamp_ms)
 
-    def put_all(self, topic: str, messages: Sequence[tuple[int, Sequence[str]]], store_timestamp_ms: int) -> None:
-        """Files messages of a topic, each by its log offset and keys. What is said of `put` holds for each."""
+    def put_all(self, messages: list[tuple[int, list[int]]], store_timestamp_ms: int) -> None:
+        """Files messages, each by its log offset and the hashes of its keys. What is said of `put` holds for each."""
         last = self._next_log_offset
         file = self._files[-1] if self._files else None
         try:
-            for log_offset, keys in messages:
+            for log_offset, codes in messages:
                 if log_offset < last:
                     continue
-                for key in keys:
+                for code in codes:
                     if file is None or file.next_number >= file.reserved:
                         file = self._with_space(store_timestamp_ms)
-                    file.add(key_hash(topic, key), log_offset, store_timestamp_ms)
+                    file.add(code, log_offset, store_timestamp_ms)
                 last = log_offset + 1
         finally:
             if file is not None:

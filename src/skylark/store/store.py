@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from librt.strings import BytesWriter
+from mypy_extensions import i64
 
 from skylark.store.api import (
     Appended,
@@ -36,7 +37,7 @@ from skylark.store.api import (
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Filed, index_keys, property_keys, queue_tag_code
+from skylark.store.dispatch import UNQUEUED, Filed
 from skylark.store.flush import Done, Flusher, Progress
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
@@ -55,15 +56,7 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
-from skylark.wire.records import (
-    decode_record,
-    encode_properties,
-    find_keys,
-    host_bits,
-    record_size,
-    tag_code,
-    write_record,
-)
+from skylark.wire.records import decode_record, encode_properties, host_bits, record_size, write_record
 
 log = logging.getLogger(__name__)
 
@@ -141,59 +134,44 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
-        """Stores one message; nothing is stored when it raises. The hot path."""
-        queue = self._open_queue(message.topic, message.queue_id)
-        draft = self._draft(message, queue, message.body, encode_properties(message.properties))
-        size, sys_flag, _ = draft
-        queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
-        if queued and queue.write_at >= queue.write_limit:
-            queue.make_room()
-        commit_log = self._log
-        if commit_log.position + size + BLANK_BYTES > commit_log.limit:
-            commit_log.make_room(size)
-        appended = Appended(
-            commit_log.base + commit_log.position, size, queue.max_offset if queued else 0, now_ms, self._store_host
-        )
-        record = BytesWriter()
-        self._write(record, message, queue, draft, appended.queue_offset, appended.log_offset, now_ms)
-        commit_log.write(record.getvalue())
-        filed = Filed()
-        code = queue_tag_code(queue.topic, message.properties, now_ms, self._delays_ms)
-        filed.add(appended.log_offset, size, code, property_keys(message.properties))
-        self._dispatch(queue, sys_flag, filed, now_ms)
-        return appended
+        """Stores one message; nothing is stored when it raises."""
+        part = (message.flag, message.body, encode_properties(message.properties))
+        stored = self.append_batch(message, [part], now_ms)
+        return Appended(stored.log_offsets[0], stored.size_bytes, stored.queue_offset, now_ms, self._store_host)
 
-    def append_batch(self, message: Message, parts: Sequence[BatchPart], now_ms: int) -> AppendedBatch:
-        """Stores messages side by side in the log and in their queue; all of them or, raising, none.
+    def append_batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> AppendedBatch:
+        """Stores messages side by side in the log and in their queue; all of them or, raising, none. The hot path.
 
-        `message` is what they have in common, and carries the flag and the body of each on its way into the log.
+        `message` is what they have in common.
         """
         queue = self._open_queue(message.topic, message.queue_id)
-        drafts = [self._draft(message, queue, body, properties) for _, body, properties in parts]
-        sys_flag = drafts[0][1]
-        total = sum([draft[0] for draft in drafts])
+        sys_flag = message.sys_flag & ~_HOST_BITS | host_bits(message.born_host, self._store_host)
+        fixed_size = i64(record_size(message.born_host, self._store_host, queue.topic_bytes))
+        total = i64(len(parts)) * fixed_size + self._variable_bytes(parts)
         queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
         if queued and queue.write_at + len(parts) * ENTRY_BYTES > queue.write_limit:
             queue.make_room(len(parts))
         commit_log = self._log
         if commit_log.position + total + BLANK_BYTES > commit_log.limit:
             commit_log.make_room(total)
-        log_offset = commit_log.end_offset
-        stored = AppendedBatch([], total, queue.max_offset if queued else 0, self._store_host)
-        queue_offset = stored.queue_offset
+        log_offset = i64(commit_log.end_offset)
+        queue_offset = i64(queue.max_offset if queued else 0)
+        stored = AppendedBatch([], int(total), int(queue_offset), self._store_host)
+        log_offsets = stored.log_offsets
         records = BytesWriter()
-        for (flag, body, _), draft in zip(parts, drafts, strict=True):
-            message.flag = flag
-            message.body = body
-            self._write(records, message, queue, draft, queue_offset, log_offset, now_ms)
-            stored.log_offsets.append(log_offset)
-            log_offset += draft[0]
-            queue_offset += queued
+        filed = Filed(queue.topic, now_ms, self._delays_ms)
+        for flag, body, properties in parts:
+            size = fixed_size + i64(len(body)) + i64(len(properties))
+            write_record(
+                records, message, flag, body, properties, size, queue.magic, sys_flag, queue_offset, log_offset,
+                now_ms, self._store_host, queue.topic_bytes,
+            )  # fmt: skip
+            filed.add(log_offset, size, properties)
+            log_offsets.append(int(log_offset))
+            log_offset += size
+            if queued:
+                queue_offset += 1
         commit_log.write(records.getvalue())
-        filed = Filed()
-        for (size, _, properties), log_offset in zip(drafts, stored.log_offsets, strict=True):
-            unique, keys, tags = find_keys(properties)
-            filed.add(log_offset, size, tag_code(tags), index_keys(unique, keys, tags))
         self._dispatch(queue, sys_flag, filed, now_ms)
         return stored
 
@@ -203,32 +181,17 @@ class Store:
             raise NotWriteable(self._refusal or self._retention.space_refusal)
         return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
 
-    def _draft(self, message: Message, queue: ConsumeQueue, body: bytes, properties: bytes) -> tuple[int, int, bytes]:
-        """Size, sys flag and properties of the record that a message becomes, if it may become one."""
-        if len(body) > self.config.max_message_bytes:
-            raise MessageTooLarge(f"a body of {len(body)} bytes, {self.config.max_message_bytes} are allowed")
-        if len(properties) > PROPERTIES_MAX_BYTES:
-            raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
-        hosts = host_bits(message.born_host, self._store_host)
-        size = record_size(message.born_host, self._store_host, body, queue.topic_bytes, properties)
-        return size, message.sys_flag & ~_HOST_BITS | hosts, properties
-
-    def _write(
-        self,
-        out: BytesWriter,
-        message: Message,
-        queue: ConsumeQueue,
-        draft: tuple[int, int, bytes],
-        queue_offset: int,
-        log_offset: int,
-        now_ms: int,
-    ) -> None:
-        """The record of a message at its place."""
-        size, sys_flag, properties = draft
-        write_record(
-            out, message, properties, size, queue.magic, sys_flag, queue_offset, log_offset, now_ms, self._store_host,
-            queue.topic_bytes,
-        )  # fmt: skip
+    def _variable_bytes(self, parts: list[BatchPart]) -> i64:
+        """The size of bodies and properties together, if messages may have such."""
+        most = i64(self.config.max_message_bytes)
+        total: i64 = 0
+        for _, body, properties in parts:
+            if len(body) > most:
+                raise MessageTooLarge(f"a body of {len(body)} bytes, {most} are allowed")
+            if len(properties) > PROPERTIES_MAX_BYTES:
+                raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
+            total += i64(len(body)) + i64(len(properties))
+        return total
 
     def _dispatch(self, queue: ConsumeQueue, sys_flag: int, filed: Filed, now_ms: int) -> None:
         """Puts messages that were just written into their queue and the index, and tells of them."""
@@ -247,7 +210,7 @@ class Store:
                 tell(queue.topic, queue.queue_id, queue_offset, filed.codes)
         if self._index is not None and transaction != SYS_TRANSACTION_ROLLBACK:
             try:
-                self._index.put_all(queue.topic, filed.indexed, now_ms)
+                self._index.put_all(filed.indexed, now_ms)
                 self._index_behind = False
             except OSError as error:
                 # The messages are stored; only those who look for them by key will miss them.

@@ -9,6 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+import msgspec
+
+from skylark.wire.json_header import decode_fields
+
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 PROTOCOL_VERSION: Final = 513
 """The ordinal of V5_5_0 in Apache's MQVersion: clients choose what they send by it."""
@@ -34,7 +38,9 @@ class Encoding(IntEnum):
 class Frame:
     """One request or response."""
 
-    __slots__ = ("body", "code", "encoding", "fields", "flag", "language", "opaque", "remark", "version")
+    __slots__ = (
+        "_fields", "body", "code", "encoding", "flag", "json_fields", "language", "opaque", "remark", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,9 +53,12 @@ class Frame:
         language: str = "PYTHON",
         version: int = PROTOCOL_VERSION,
         encoding: Encoding = Encoding.JSON,
+        json_fields: msgspec.Raw | None = None,
     ) -> None:
+        """`json_fields` are the fields as they came."""
         self.code = code
-        self.fields: dict[str, str] = {} if fields is None else fields
+        self._fields = fields
+        self.json_fields = json_fields  # None once `fields` is in use
         self.body = body
         self.opaque = opaque
         self.flag = flag
@@ -69,6 +78,22 @@ class Frame:
             self.code, self.fields, self.body, self.opaque, self.flag, self.remark, self.language, self.version,
             self.encoding,
         )  # fmt: skip
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Raises BadFrame when those that came are no map."""
+        if self._fields is None:
+            try:
+                self._fields = {} if self.json_fields is None else decode_fields(self.json_fields)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+                raise BadFrame(f"bad fields in a JSON header: {e}") from None
+            self.json_fields = None
+        return self._fields
+
+    @fields.setter
+    def fields(self, fields: dict[str, str]) -> None:
+        self._fields = fields
+        self.json_fields = None
 
     @property
     def is_response(self) -> bool:

@@ -16,13 +16,13 @@ The decoder holds at most one incomplete frame.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
 from mypy_extensions import i16, i32, i64
 
-from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame
+from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, RESPONSE_FLAG, BadFrame, Encoding, Frame
 from skylark.wire.json_header import JsonHeader, JsonReply
 
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
@@ -32,7 +32,8 @@ _JSON: Final = 0
 _BINARY: Final = 1
 
 _decode_json = msgspec.json.Decoder(JsonHeader).decode
-_decode_loose_json = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_lax = msgspec.json.Decoder(JsonHeader, strict=False).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -101,29 +102,23 @@ def _decode_frame(data: bytes, start: i64, stop: i64) -> Frame:
 
 def _decode_json_header(header: bytes, body: bytes) -> Frame:
     try:
-        h = _decode_json(header)
-        return Frame(h.code, h.ext_fields or {}, body, h.opaque, h.flag, h.remark, h.language, h.version)
-    except msgspec.ValidationError:
-        return _decode_loose_json_header(header, body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        try:
+            h = _decode_json(header)
+        except msgspec.ValidationError:
+            h = _decode_lax_json(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise BadFrame(f"bad JSON header: {e}") from None
+    fields = h.ext_fields if isinstance(h.ext_fields, msgspec.Raw) else None
+    frame = Frame(h.code, None, body, h.opaque, h.flag, h.remark, h.language, h.version, Encoding.JSON, fields)
+    if h.flag & RESPONSE_FLAG:
+        frame.fields  # noqa: B018  # bad ones of a request can be answered, those of a response end the connection
+    return frame
 
 
-def _decode_loose_json_header(header: bytes, body: bytes) -> Frame:
-    """The same for clients that write values as numbers or null: every value becomes a string, null is left out."""
-    try:
-        h = _decode_loose_json(header)
-        given = h.get("extFields") or {}
-        fields = {k: v if isinstance(v, str) else _as_text(v) for k, v in given.items() if v is not None}
-        strict = {key: value for key, value in h.items() if key != "extFields" and value is not None}
-        typed = msgspec.convert(strict, JsonHeader, strict=False)
-    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, RecursionError) as e:
-        raise BadFrame(f"bad JSON header: {e}") from None
-    return Frame(typed.code, fields, body, typed.opaque, typed.flag, typed.remark, typed.language, typed.version)
-
-
-def _as_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+def _decode_lax_json(header: bytes) -> JsonHeader:
+    """The same for clients that write numbers as strings, or null for what they leave out."""
+    given = {key: value for key, value in _decode_members(header).items() if bytes(value) != b"null"}
+    return _decode_lax(msgspec.json.encode(given))
 
 
 def _decode_binary_header(data: bytes, start: i64, stop: i64, body: bytes) -> Frame:

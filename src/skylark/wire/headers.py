@@ -7,6 +7,7 @@ are passed over, as Apache's servers do.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,12 @@ class BadHeader(Exception):
 
 def decode_header(kind: type[_Header], frame: Frame) -> _Header:
     """The request's fields as `kind`. Raises BadHeader, which says which field is wrong."""
+    if frame.json_fields is not None:
+        try:
+            header: _Header = _decoder(kind).decode(frame.json_fields)
+            return header
+        except msgspec.MsgspecError:
+            pass  # what is wrong with it, or only unusual, shows in the fields
     fields = frame.fields
     try:
         return msgspec.convert(fields, kind, strict=False)
@@ -30,6 +37,11 @@ def decode_header(kind: type[_Header], frame: Frame) -> _Header:
         if "" in fields.values():
             return decode_header(kind, Frame(frame.code, {k: v for k, v in fields.items() if v}))
         raise BadHeader(f"bad header of request {frame.code}: {e}") from None
+
+
+@cache
+def _decoder(kind: type[_Header]) -> msgspec.json.Decoder[_Header]:
+    return msgspec.json.Decoder(kind, strict=False)
 
 
 def encode_header(header: msgspec.Struct) -> dict[str, str]:

@@ -112,32 +112,55 @@ _KEYS: Final = int.from_bytes(b"KEYS", "big")
 _UNIQ_KEY: Final = int.from_bytes(b"UNIQ_KEY", "big")
 
 
-def find_keys(stored: bytes) -> tuple[str | None, str | None, str | None]:
-    """Unique key, keys and tags among stored properties, in one pass; for batches, which hold many."""
-    unique: str | None = None
-    keys: str | None = None
-    tags: str | None = None
+class PropertyScan:
+    """Where stored properties hold the values that a message is found by, from each `at` to its `end`."""
+
+    __slots__ = ("is_special", "keys_at", "keys_end", "tags_at", "tags_end", "unique_at", "unique_end")
+
+    def __init__(self) -> None:
+        self.unique_at: i64 = 0
+        self.unique_end: i64 = 0
+        self.keys_at: i64 = 0
+        self.keys_end: i64 = 0
+        self.tags_at: i64 = 0
+        self.tags_end: i64 = 0
+        self.is_special = False
+
+
+def scan_properties(stored: bytes, special: frozenset[bytes] = frozenset()) -> PropertyScan:
+    """Looks through stored properties once, without making a map of them.
+
+    They are special if one of them has such a name, or if the map would not be the same as what is stored: a pair with
+    an empty name or value is left out of it.
+    """
+    found = PropertyScan()
     start: i64 = 0  # of a property, whose value is at `value_at` once its name has ended
     value_at: i64 = 0
     size: i64 = len(stored)
     for at in range(size + 1):
-        byte = i64(stored[at]) if at < size else 2
+        byte: i64 = 2
+        if at < size:
+            byte = i64(stored[at])
         if byte == 1 and not value_at:
             value_at = at + 1
         elif byte == 2:
-            if 0 < value_at < at:
-                name_size = value_at - 1 - start
-                if name_size == 4:
-                    name = i64(read_i32_be(stored, start))
-                    if name == _TAGS:
-                        tags = stored[value_at:at].decode("utf-8", "replace")
-                    elif name == _KEYS:
-                        keys = stored[value_at:at].decode("utf-8", "replace")
-                elif name_size == 8 and read_i64_be(stored, start) == _UNIQ_KEY:
-                    unique = stored[value_at:at].decode("utf-8", "replace")
+            name_size = value_at - 1 - start
+            if name_size <= 0 or value_at >= at:
+                found.is_special = found.is_special or start < at or at < size
+            elif name_size == 8 and read_i64_be(stored, start) == _UNIQ_KEY:
+                found.unique_at = value_at
+                found.unique_end = at
+            elif name_size == 4 and read_i32_be(stored, start) == _TAGS:
+                found.tags_at = value_at
+                found.tags_end = at
+            elif name_size == 4 and read_i32_be(stored, start) == _KEYS:
+                found.keys_at = value_at
+                found.keys_end = at
+            elif special and stored[start : value_at - 1] in special:
+                found.is_special = True
             start = at + 1
             value_at = 0
-    return unique, keys, tags
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -152,15 +175,28 @@ def java_hash(text: str, seed: int = 0) -> int:
     >>> java_hash("TagA"), java_hash("gA", java_hash("Ta"))
     (2598919, 2598919)
     """
-    value: i64 = seed
     if text.isascii():
         data = text.encode()
-        for at in range(i64(len(data))):
-            value = (value * 31 + i64(data[at])) & 0xFFFF_FFFF
-    else:
-        for (unit,) in _U16.iter_unpack(text.encode("utf-16-be", "surrogatepass")):
-            value = (value * 31 + i64(unit)) & 0xFFFF_FFFF
-    return int(((value + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000)
+        return int(java_hash_of(data, 0, len(data), seed))
+    value: i64 = seed
+    for (unit,) in _U16.iter_unpack(text.encode("utf-16-be", "surrogatepass")):
+        value = (value * 31 + i64(unit)) & 0xFFFF_FFFF
+    return int(_signed(value))
+
+
+def java_hash_of(data: bytes, at: i64, end: i64, seed: i64) -> i64:
+    """The same of a part of some UTF-8."""
+    value = seed
+    for i in range(at, end):
+        byte = i64(data[i])
+        if byte >= 0x80:
+            return java_hash(data[at:end].decode("utf-8", "replace"), seed)
+        value = (value * 31 + byte) & 0xFFFF_FFFF
+    return _signed(value)
+
+
+def _signed(value: i64) -> i64:
+    return ((value + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000
 
 
 @lru_cache(maxsize=4096)
@@ -226,41 +262,45 @@ def encode_record(
     if len(properties) > PROPERTIES_MAX_BYTES:
         raise ValueError(f"properties of {len(properties)} bytes")
     hosts = host_bits(message.born_host, store_host)
-    size = record_size(message.born_host, store_host, message.body, topic, properties)
+    size = record_size(message.born_host, store_host, topic) + len(message.body) + len(properties)
     sys_flag = message.sys_flag & ~(SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6) | hosts
     out = BytesWriter()
     write_record(
-        out, message, properties, size, magic, sys_flag, queue_offset, log_offset, store_timestamp_ms, store_host, topic
-    )
+        out, message, message.flag, message.body, properties, size, magic, sys_flag, queue_offset, log_offset,
+        store_timestamp_ms, store_host, topic,
+    )  # fmt: skip
     return out.getvalue()
 
 
-def record_size(born_host: bytes, store_host: bytes, body: bytes, topic_field: bytes, properties: bytes) -> int:
-    return _FIXED_BYTES + len(born_host) + len(store_host) + len(body) + len(topic_field) + len(properties)
+def record_size(born_host: bytes, store_host: bytes, topic_field: bytes) -> int:
+    """Of a record without body and properties."""
+    return _FIXED_BYTES + len(born_host) + len(store_host) + len(topic_field)
 
 
 def write_record(
     out: BytesWriter,
     message: Message,
+    flag: int,
+    body: bytes,
     properties: bytes,
-    size: int,
+    size: i64,
     magic: int,
     sys_flag: int,
-    queue_offset: int,
-    log_offset: int,
+    queue_offset: i64,
+    log_offset: i64,
     store_timestamp_ms: int,
     store_host: bytes,
     topic: bytes,
 ) -> None:
-    """The record of a message whose properties, size, sys flag and topic field were worked out before."""
-    body: bytes = message.body
+    """A record whose size, sys flag and topic field were worked out before. Flag, body and properties are given, since
+    the messages of a batch have only the rest in common."""
     write_i32_be(out, i32(size))
     write_i32_be(out, i32(magic - 0x1_0000_0000))  # both magics have the sign bit set
     write_i32_be(out, i32(crc32(body) & 0x7FFFFFFF))
     write_i32_be(out, i32(message.queue_id))
-    write_i32_be(out, i32(message.flag))
-    write_i64_be(out, i64(queue_offset))
-    write_i64_be(out, i64(log_offset))
+    write_i32_be(out, i32(flag))
+    write_i64_be(out, queue_offset)
+    write_i64_be(out, log_offset)
     write_i32_be(out, i32(sys_flag))
     write_i64_be(out, i64(message.born_timestamp_ms))
     out.write(message.born_host)
