@@ -29,8 +29,9 @@ from skylark.net.pool import Pool
 from skylark.wire import pop
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import SendMessageV2, encode_header
+from skylark.wire.headers import SendMessageV2
 from skylark.wire.records import decode_records, encode_batch
+from skylark.wire.typed import encode_header
 
 TOPIC, GROUP, QUEUES = "InFlight", "in_flight", 8
 INVISIBLE_MS = 600_000

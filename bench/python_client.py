@@ -46,8 +46,9 @@ from skylark.client.session import Session  # noqa: E402
 from skylark.wire.bodies import encode_body  # noqa: E402
 from skylark.wire.codes import RequestCode  # noqa: E402
 from skylark.wire.frame import Frame  # noqa: E402
-from skylark.wire.headers import CreateTopic, encode_header  # noqa: E402
+from skylark.wire.headers import CreateTopic  # noqa: E402
 from skylark.wire.tables import SubscriptionGroupConfig  # noqa: E402
+from skylark.wire.typed import encode_header  # noqa: E402
 
 OTHER = ROOT / ".cache" / "grpc-client"
 OTHER_PYTHON = OTHER / "venv" / "bin" / "python"

@@ -29,9 +29,11 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES = [
     SOURCE / "skylark" / f"{name}.py"
     for name in (
-        "wire/frame", "wire/framing", "wire/message", "wire/records", "net/connection",
-        "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading", "store/store",
-        "broker/arrivals", "broker/polling", "broker/pull", "broker/put", "broker/send",
+        "wire/binary_header", "wire/frame", "wire/framing", "wire/message", "wire/records", "wire/sending",
+        "wire/typed", "net/connection",
+        "store/appended", "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading",
+        "store/store",
+        "broker/arrivals", "broker/polling", "broker/pull", "broker/put", "broker/send", "broker/tally",
     )
 ]  # fmt: skip
 

@@ -23,10 +23,10 @@ from skylark.wire import pop
 from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import encode_header
 from skylark.wire.message import PROPERTY_POP_CK, PROPERTY_REAL_TOPIC, PROPERTY_TIMER_DELIVER_MS, Message, StoredMessage
 from skylark.wire.records import decode_records, encode_host
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
+from skylark.wire.typed import encode_header
 
 START_MS = 1_700_000_000_000
 HOST = encode_host("10.0.0.1", 10911)

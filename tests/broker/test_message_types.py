@@ -11,8 +11,9 @@ from broker.live import Live, live_broker, messages_of
 from skylark.broker.message_types import type_of_message
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import SendMessageV2, encode_header
+from skylark.wire.headers import SendMessageV2
 from skylark.wire.records import encode_batch
+from skylark.wire.typed import encode_header
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
 

@@ -13,8 +13,9 @@ from skylark.net.pool import Pool
 from skylark.wire.bodies import Heartbeat, ProducerData, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PushReply, SendMessageV2, decode_header, encode_header
+from skylark.wire.headers import PushReply, SendMessageV2
 from skylark.wire.records import decode_properties, encode_properties
+from skylark.wire.typed import decode_header, encode_header
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 REQUESTER = "10.0.0.1@1#2"

@@ -10,8 +10,9 @@ import pytest
 from broker.live import Live, live_broker, messages_of
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding
-from skylark.wire.headers import SendMessageV2, encode_header
+from skylark.wire.headers import SendMessageV2
 from skylark.wire.records import encode_batch, encode_properties, parse_message_id
+from skylark.wire.typed import encode_header
 
 
 def v2(topic: str, **more: object) -> dict[str, str]:

@@ -6,8 +6,9 @@ from skylark.client.session import Session
 from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CreateTopic, SendMessage, encode_header
+from skylark.wire.headers import CreateTopic, SendMessage
 from skylark.wire.records import encode_properties
+from skylark.wire.typed import encode_header
 
 
 async def create_topic(

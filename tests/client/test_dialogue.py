@@ -18,8 +18,9 @@ from skylark.net.connection import RequestFailed
 from skylark.testing import LocalCluster
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PushReply, encode_header
+from skylark.wire.headers import PushReply
 from skylark.wire.records import encode_properties
+from skylark.wire.typed import encode_header
 
 
 def pushed(correlation_id: str, body: bytes = b"answer", sys_flag: int = 0) -> Frame:

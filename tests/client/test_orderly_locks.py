@@ -19,7 +19,8 @@ from skylark.testing import LocalCluster
 from skylark.wire.bodies import LockedQueues, LockRequest, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import ResetOffset, encode_header
+from skylark.wire.headers import ResetOffset
+from skylark.wire.typed import encode_header
 
 QUEUES = 6
 STEPS = 40

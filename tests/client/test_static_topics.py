@@ -10,7 +10,8 @@ from skylark.client.producer import Producer
 from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import GetMaxOffset, encode_header
+from skylark.wire.headers import GetMaxOffset
+from skylark.wire.typed import encode_header
 
 
 def move(cluster: ScriptedCluster, leader: int) -> None:

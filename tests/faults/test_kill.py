@@ -22,8 +22,9 @@ import pytest
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
-from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
+from skylark.wire.headers import PullMessage, SendMessageV2
 from skylark.wire.records import decode_records
+from skylark.wire.typed import encode_header
 
 ROUNDS = int(os.environ.get("SKYLARK_KILLS", "4"))  # of kill -9; 20 before a release
 QUEUES = 4

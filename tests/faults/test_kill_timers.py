@@ -18,9 +18,10 @@ from faults.test_kill import ROUNDS, broker_process
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
-from skylark.wire.headers import PullMessage, SendMessageV2, encode_header
+from skylark.wire.headers import PullMessage, SendMessageV2
 from skylark.wire.message import StoredMessage
 from skylark.wire.records import decode_records, encode_properties
+from skylark.wire.typed import encode_header
 
 TOPIC = "KilledTimers"
 IN_FLIGHT = 16

@@ -29,15 +29,9 @@ from skylark.net.pool import Pool
 from skylark.wire.bodies import Heartbeat, ProducerData, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import (
-    CheckTransactionState,
-    EndTransaction,
-    PullMessage,
-    SendMessageV2,
-    decode_header,
-    encode_header,
-)
+from skylark.wire.headers import CheckTransactionState, EndTransaction, PullMessage, SendMessageV2
 from skylark.wire.records import decode_record, decode_records, encode_properties, parse_message_id
+from skylark.wire.typed import decode_header, encode_header
 
 WORKERS = 12
 TOPIC, GROUP = "Killed", "killers"

@@ -15,7 +15,8 @@ from skylark.net.server import Server, bind
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, Encoding, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
-from skylark.wire.headers import GetRouteInfo, decode_header
+from skylark.wire.headers import GetRouteInfo
+from skylark.wire.typed import decode_header
 
 ECHO, REFUSE, FAIL, TYPED, SILENT = 1, 2, 3, 4, 5
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skylark.store import index as index_module
+from skylark.store.dispatch import property_keys
 from skylark.store.index import ENTRY, HEADER, SLOT, BadIndexFile, IndexService, key_hash
+from skylark.wire.records import BatchPart, decode_properties
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SLOTS, GOLDEN_ENTRIES = 50, 200
@@ -97,6 +99,21 @@ def test_hash_is_that_of_java(topic: str, key: str) -> None:
 @given(st.text("0123456789ABCDEF", min_size=1, max_size=80))
 def test_hash_of_unique_keys(key: str) -> None:
     assert key_hash("TopicTest", key) == abs(java_hash(f"TopicTest#{key}"))
+
+
+@given(st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "é", " ", "\x01", "\x02"]), max_size=24))
+def test_stored_properties_are_filed_as_the_map_says(words: list[str]) -> None:
+    stored = "".join(words).encode()
+    with TemporaryDirectory() as root:
+        directory = Path(root)
+        scanned = IndexService(directory / "scanned", 10, 50)
+        scanned.put_all("T", [BatchPart(0, b"", stored)], [700], START_MS)
+        mapped = IndexService(directory / "mapped", 10, 50)
+        mapped.put("T", property_keys(decode_properties(stored)), 700, START_MS)
+        scanned.close()
+        mapped.close()
+        contents = [[path.read_bytes() for path in (directory / name).iterdir()] for name in ("scanned", "mapped")]
+        assert contents[0] == contents[1]
 
 
 def test_the_smallest_int_hashes_to_zero() -> None:

@@ -24,7 +24,7 @@ from skylark.store import (
 )
 from skylark.store.api import parse_delay_levels
 from skylark.wire.message import Message
-from skylark.wire.records import decode_record, encode_host, encode_properties, parse_message_id, tag_code
+from skylark.wire.records import BatchPart, decode_record, encode_host, encode_properties, parse_message_id, tag_code
 from store.small_store import START_MS, a_message, bodies, drain, expected_bodies, fill, small_config, small_store
 
 
@@ -103,12 +103,14 @@ def test_topics_that_would_leave_the_directory_are_refused(tmp_path: Path, topic
 def test_batches_lie_together(tmp_path: Path) -> None:
     with small_store(tmp_path) as store:
         fill(store, 5)
-        batch = [(i, f"b{i}".encode(), f"KEYS\x01batch{i}\x02".encode()) for i in range(6)]
+        batch = [BatchPart(i, f"b{i}".encode(), f"KEYS\x01batch{i}\x02".encode()) for i in range(6)]
         begin = store.log_max_offset
         stored = store.append_batch(a_message(), batch, START_MS)
         assert stored.queue_offset == 5
         found = drain(store)[5:]
-        assert [(m.flag, m.body, encode_properties(m.properties)) for m in found] == batch
+        assert [(m.flag, m.body, encode_properties(m.properties)) for m in found] == [
+            (part.flag, part.body, part.properties) for part in batch
+        ]
         assert [m.queue_offset for m in found] == list(range(5, 11))
         assert stored.log_offsets == [m.log_offset for m in found]
         assert stored.message_id == ",".join(m.message_id for m in found)
@@ -123,9 +125,9 @@ def test_batches_lie_together(tmp_path: Path) -> None:
 def test_a_batch_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with small_store(tmp_path, max_message_bytes=100) as store:
         with pytest.raises(MessageTooLarge):
-            store.append_batch(a_message(), [(0, b"a", b""), (0, bytes(101), b"")], START_MS)
+            store.append_batch(a_message(), [BatchPart(0, b"a", b""), BatchPart(0, bytes(101), b"")], START_MS)
         with pytest.raises(PropertiesTooLarge):
-            store.append_batch(a_message(), [(0, b"a", b""), (0, b"a", bytes(32768))], START_MS)
+            store.append_batch(a_message(), [BatchPart(0, b"a", b""), BatchPart(0, b"a", bytes(32768))], START_MS)
         assert (store.log_max_offset, store.max_offset("topic", 0)) == (0, 0)
 
 
@@ -133,7 +135,7 @@ def test_every_queue_file_of_a_batch_is_flushed(tmp_path: Path) -> None:
     with small_store(tmp_path) as store:
         fill(store, 1)
         store.flush()
-        batch = [(0, b"", b"")] * (2 * store.config.queue_entries_per_file)
+        batch = [BatchPart(0, b"", b"")] * (2 * store.config.queue_entries_per_file)
         store.append_batch(a_message(), batch, START_MS)
         files = sorted((tmp_path / "consumequeue" / "topic" / "0").iterdir())
         assert len(files) == 3
@@ -175,7 +177,7 @@ def test_arrivals_are_told(tmp_path: Path) -> None:
     heard: list[tuple[str, int, int, Sequence[int]]] = []
     with small_store(tmp_path) as store:
         store.listeners = (lambda *arrival: heard.append(arrival),)
-        store.append_batch(a_message(), [(0, b"", b"TAGS\x01a\x02"), (0, b"", b"")], START_MS)
+        store.append_batch(a_message(), [BatchPart(0, b"", b"TAGS\x01a\x02"), BatchPart(0, b"", b"")], START_MS)
         half = a_message()
         half.sys_flag = 4
         store.append(half, START_MS)
@@ -405,7 +407,7 @@ def test_a_full_disk_refuses_before_anything_is_written(tmp_path: Path, monkeypa
 def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     with small_store(tmp_path, segment_bytes=1 << 20) as store:
-        batch = [(0, str(number).encode(), b"") for number in range(20)]
+        batch = [BatchPart(0, str(number).encode(), b"") for number in range(20)]
         fill(store, 3)
         disk.left = 1
         with pytest.raises(DiskFull):
@@ -413,4 +415,4 @@ def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, mo
         assert store.max_offset("topic", 0) == 3
         disk.left = 1 << 30
         store.append_batch(a_message(), batch, START_MS)
-        assert [message.body for message in drain(store)[3:]] == [body for _, body, _ in batch]
+        assert [message.body for message in drain(store)[3:]] == [part.body for part in batch]

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from skylark.store import Store
 from skylark.wire.message import Message
-from skylark.wire.records import decode_record, encode_properties
+from skylark.wire.records import BatchPart, decode_record, encode_properties
 from store.small_store import START_MS, small_config
 
 queues = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1))
@@ -41,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         topic, queue_id = queue
         expected = self.queues.setdefault(queue, [])
         bodies = [os.urandom(min(size, 350 if len(sizes) > 1 else size)) for size in sizes]
-        batch = [(0, body, encode_properties({"KEYS": body[:4].hex() or "none"})) for body in bodies]
+        batch = [BatchPart(0, body, encode_properties({"KEYS": body[:4].hex() or "none"})) for body in bodies]
         if half:
             self.store.append(Message(topic, queue_id, b"half", {}, sys_flag=4), self.now_ms)
         stored = self.store.append_batch(Message(topic, queue_id, b"", {}), batch, self.now_ms)

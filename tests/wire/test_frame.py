@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, BadFrame, Encoding, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
-from skylark.wire.headers import GetRouteInfo, decode_header
+from skylark.wire.headers import GetRouteInfo
+from skylark.wire.typed import decode_header
 
 INT = st.integers(-(2**31), 2**31 - 1)
 SHORT = st.integers(-(2**15), 2**15 - 1)
@@ -125,6 +126,7 @@ def test_a_limit_can_be_set() -> None:
 
 
 BINARY_HEAD = struct.pack(">hBhiii", 10, 0, 513, 1, 0, 0)
+BINARY_RESPONSE = struct.pack(">hBhiii", 10, 0, 513, 1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +146,8 @@ BINARY_HEAD = struct.pack(">hBhiii", 10, 0, 513, 1, 0, 0)
         pytest.param(raw(b"", encoding=1), id="empty binary header"),
         pytest.param(raw(BINARY_HEAD, encoding=1), id="no length of the fields"),
         pytest.param(raw(BINARY_HEAD + b"\0\0\0\x09", b"123456789", 1), id="fields in the body"),
-        pytest.param(raw(BINARY_HEAD + b"\0\0\0\x07\0\1a\0\0\0\5", b"12345", 1), id="value in the body"),
-        pytest.param(raw(BINARY_HEAD + b"\0\0\0\x08\0\1\xff\0\0\0\1x", b"", 1), id="key is not UTF-8"),
+        pytest.param(raw(BINARY_RESPONSE + b"\0\0\0\x07\0\1a\0\0\0\5", b"12345", 1), id="value in the body"),
+        pytest.param(raw(BINARY_RESPONSE + b"\0\0\0\x08\0\1\xff\0\0\0\1x", b"", 1), id="key is not UTF-8"),
         pytest.param(raw(BINARY_HEAD[:-4] + b"\xff\xff\xff\xff\0\0\0\0", b"", 1), id="negative length of the remark"),
         pytest.param(raw(BINARY_HEAD[:-4] + b"\0\0\x10\0\0\0\0\0", b"x" * 9000, 1), id="remark in the body"),
     ],
@@ -155,9 +157,19 @@ def test_a_bad_header_is_refused(data: bytes) -> None:
         FrameDecoder().feed(data)
 
 
-@pytest.mark.parametrize("fields", [b"[1]", b"7", b'{"a":"\xff"}'])
-def test_bad_fields_of_a_request_are_refused_when_they_are_asked_for(fields: bytes) -> None:
-    (frame,) = FrameDecoder().feed(raw(b'{"code":10,"extFields":' + fields + b"}"))
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(raw(b'{"code":10,"extFields":[1]}'), id="list"),
+        pytest.param(raw(b'{"code":10,"extFields":7}'), id="number"),
+        pytest.param(raw(b'{"code":10,"extFields":{"a":"\xff"}}'), id="value is not UTF-8"),
+        pytest.param(raw(BINARY_HEAD + b"\0\0\0\x07\0\1a\0\0\0\5", b"12345", 1), id="value in the body"),
+        pytest.param(raw(BINARY_HEAD + b"\0\0\0\x07\0\1a\xff\0\0\5", b"12345", 1), id="negative length"),
+        pytest.param(raw(BINARY_HEAD + b"\0\0\0\x08\0\1\xff\0\0\0\1x", b"", 1), id="key is not UTF-8"),
+    ],
+)
+def test_bad_fields_of_a_request_are_refused_when_they_are_asked_for(data: bytes) -> None:
+    (frame,) = FrameDecoder().feed(data)
     with pytest.raises(BadFrame):
         decode_header(GetRouteInfo, frame)
     with pytest.raises(BadFrame):

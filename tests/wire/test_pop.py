@@ -13,7 +13,7 @@ from skylark.wire import pop
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body, encode_body
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
-from skylark.wire.headers import decode_header, encode_header
+from skylark.wire.typed import decode_header, encode_header
 
 offsets = st.integers(0, 2**62)
 names = st.text("abcXYZ019-_%", min_size=1, max_size=20)

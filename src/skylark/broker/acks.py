@@ -25,7 +25,6 @@ from skylark.store import Appended, Store
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import decode_header, encode_header
 from skylark.wire.pop import (
     Ack,
     AckMessage,
@@ -38,6 +37,7 @@ from skylark.wire.pop import (
     ReceiptHandle,
     real_topic,
 )
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

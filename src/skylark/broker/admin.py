@@ -28,9 +28,10 @@ from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import PROTOCOL_VERSION, Frame
-from skylark.wire.headers import ViewBrokerStatsData, decode_header
+from skylark.wire.headers import ViewBrokerStatsData
 from skylark.wire.stats import BrokerStatsData, KeyValues, StatsItem
 from skylark.wire.tables import DataVersion
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

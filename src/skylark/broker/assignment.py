@@ -27,7 +27,7 @@ from skylark.store.tables import load, save
 from skylark.wire.bodies import BROADCASTING, BadBody, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import GetRouteInfo, encode_header
+from skylark.wire.headers import GetRouteInfo
 from skylark.wire.pop import (
     POP,
     PULL,
@@ -38,6 +38,7 @@ from skylark.wire.pop import (
 )
 from skylark.wire.routes import TopicRouteData
 from skylark.wire.tables import PERM_READ
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from skylark.broker.topics import HALF_TOPIC, TRANSACTION_CHECK_TOPIC, Topics
 from skylark.store import Appended, Store
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CheckTransactionState, encode_header
+from skylark.wire.headers import CheckTransactionState
 from skylark.wire.message import (
     PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_PRODUCER_GROUP,
@@ -38,6 +38,7 @@ from skylark.wire.message import (
 )
 from skylark.wire.records import encode_record
 from skylark.wire.tables import PERM_READ, PERM_WRITE
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -50,10 +50,9 @@ from skylark.wire.headers import (
     QuerySubscriptionByConsumer,
     ResetOffset,
     UnregisterClient,
-    decode_header,
-    encode_header,
 )
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import RegisterFilterServer, decode_header
+from skylark.wire.headers import RegisterFilterServer
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

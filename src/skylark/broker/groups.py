@@ -27,9 +27,9 @@ from skylark.wire.headers import (
     GetAllSubscriptionGroup,
     GetSubscriptionGroupConfig,
     UpdateGroupForbidden,
-    decode_header,
 )
 from skylark.wire.tables import PERM_READ, DataVersion, SubscriptionGroupConfig
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

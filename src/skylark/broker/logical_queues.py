@@ -97,8 +97,10 @@ class LogicalQueues:
         }
 
     def _before(self, handler: Handler, translate: Translate) -> Handler:
+        mapped = self._topics.all()
+
         def handle(request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None] | None:
-            if not self._topics or request.fields.get("lo") == _PHYSICAL:
+            if not mapped or request.fields.get("lo") == _PHYSICAL:
                 return handler(request, connection)
             is_short = request.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
             detail = self._topics.get(request.fields.get("b" if is_short else "topic", ""))

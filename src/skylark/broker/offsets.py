@@ -22,8 +22,9 @@ from skylark.store.tables import ConsumerOffsetTable, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset, decode_header
+from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset
 from skylark.wire.tables import DataVersion
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

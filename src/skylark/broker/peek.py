@@ -22,7 +22,6 @@ from skylark.net.connection import Connection, Handler
 from skylark.store import ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import decode_header, encode_header
 from skylark.wire.pop import (
     Notification,
     NotificationResponse,
@@ -33,6 +32,7 @@ from skylark.wire.pop import (
     pop_retry_topic,
 )
 from skylark.wire.tables import TopicConfig
+from skylark.wire.typed import decode_header, encode_header
 
 _FILTERED_AT_MOST = 64
 _TOO_SHORT_TO_WAIT_MS = 50

@@ -32,7 +32,6 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended, ReadResult, ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import decode_header, encode_header
 from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION
 from skylark.wire.pop import (
     FROM_MIN,
@@ -49,6 +48,7 @@ from skylark.wire.pop import (
 )
 from skylark.wire.records import decode_record, encode_record
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
+from skylark.wire.typed import decode_header, encode_header
 
 _LATE_MS: Final = 500
 _TOO_SHORT_TO_WAIT_MS: Final = 50

@@ -31,7 +31,6 @@ from skylark.wire.headers import (
     QueryCorrectionOffset,
     QueryTopicConsumeByWho,
     QueryTopicsByConsumer,
-    decode_header,
 )
 from skylark.wire.pop import origin_topic
 from skylark.wire.stats import (
@@ -45,6 +44,7 @@ from skylark.wire.stats import (
     TopicStats,
 )
 from skylark.wire.tables import TopicConfig
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

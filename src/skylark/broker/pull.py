@@ -26,8 +26,9 @@ from skylark.store import ReadResult, ReadStatus, Store
 from skylark.wire.bodies import BROADCASTING, Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PullMessage, decode_header
+from skylark.wire.headers import PullMessage
 from skylark.wire.tables import PERM_READ, SubscriptionGroupConfig, TopicConfig
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from skylark.net.connection import RequestFailed
 from skylark.store import (
     TIMER_TOPIC,
     Appended,
-    AppendedBatch,
     MessageTooLarge,
     NotWriteable,
     PropertiesTooLarge,
@@ -27,7 +26,8 @@ from skylark.store import (
 )
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTY_WAIT_STORE_OK, BatchPart, Message
+from skylark.wire.message import PROPERTY_WAIT_STORE_OK, Message
+from skylark.wire.records import BatchPart
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -38,6 +38,7 @@ class Put:
         self._store = store
         self._config = config
         self._stats = stats
+        self._find_tally = stats.find_put
         self.parking = Parking(config)
         self.on_timer: Callable[[dict[str, str], Appended], None] = lambda properties, appended: None
         self._unflushed: deque[tuple[asyncio.Future[Frame], Frame, float]] = deque()
@@ -53,27 +54,36 @@ class Put:
             appended = self._store.append(message, now_ms)
         except StoreError as e:
             raise self._refusal(e) from e
-        self._stats.put(message.topic, 1, appended.size_bytes)
+        self._count(message.topic, 1, appended.size_bytes)
         if is_delayed and message.topic == TIMER_TOPIC:
             self.on_timer(message.properties, appended)
         return appended
 
-    def batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> AppendedBatch:
+    def batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> Appended:
         """Stores messages that have a queue in common behind each other, all of them or none."""
-        if sum([len(body) for _, body, _ in parts]) > self._config.max_message_size:
+        if sum([len(part.body) for part in parts]) > self._config.max_message_size:
             raise self._refusal(MessageTooLarge("the batch as a whole is too large"))
         try:
             appended = self._store.append_batch(message, parts, now_ms)
         except StoreError as e:
             raise self._refusal(e) from e
-        self._stats.put(message.topic, len(parts), appended.size_bytes)
+        self._count(message.topic, len(parts), appended.size_bytes)
         return appended
+
+    def _count(self, topic: str, count: int, size_bytes: int) -> None:
+        tally = self._find_tally(topic)
+        if tally is None:
+            self._stats.put(topic, count, size_bytes)
+        else:
+            tally.times += 1
+            tally.count += count
+            tally.size_bytes += size_bytes
 
     def must_wait(self, properties: dict[str, str]) -> bool:
         """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""
         return self.is_synchronous and properties.get(PROPERTY_WAIT_STORE_OK) != "false"
 
-    def when_flushed(self, last: Appended | AppendedBatch, reply: Frame) -> asyncio.Future[Frame]:
+    def when_flushed(self, last: Appended, reply: Frame) -> asyncio.Future[Frame]:
         """`reply` after the disk has everything up to `last`; another code if the disk is late or broken."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Frame] = loop.create_future()

@@ -24,9 +24,9 @@ from skylark.wire.headers import (
     QueryMessage,
     SearchOffset,
     ViewMessage,
-    decode_header,
 )
 from skylark.wire.stats import ConsumeQueue, ConsumeQueueEntry
+from skylark.wire.typed import decode_header
 
 UNIQUE_KEY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 

@@ -16,7 +16,6 @@ from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import decode_header
 from skylark.wire.message import (
     PROPERTY_BORN_TIMESTAMP,
     PROPERTY_PRODUCER_GROUP,
@@ -28,6 +27,7 @@ from skylark.wire.message import (
 )
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
 from skylark.wire.tables import PERM_WRITE
+from skylark.wire.typed import decode_header
 
 _TAG: Final = "_RECALL_TAG_"
 _BODY: Final = b"0"

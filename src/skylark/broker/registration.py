@@ -18,9 +18,10 @@ from skylark.net.pool import Pool
 from skylark.wire.bodies import BadBody, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import QueryDataVersion, RegisterBroker, UnregisterBroker, encode_header
+from skylark.wire.headers import QueryDataVersion, RegisterBroker, UnregisterBroker
 from skylark.wire.routes import KVTable, RegisterBrokerBody, TopicConfigWrapper, encode_register_body
 from skylark.wire.tables import PERM_READ, PERM_WRITE, TopicConfig
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.bodies import BadBody, ConsumerStatus, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import ConsumeMessageDirectlyResult, GetConsumerRunningInfo, GetConsumerStatus, decode_header
+from skylark.wire.headers import ConsumeMessageDirectlyResult, GetConsumerRunningInfo, GetConsumerStatus
 from skylark.wire.records import parse_message_id
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from skylark.broker.put import Put
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PushReply, SendMessage, SendMessageV2, decode_header, encode_header
+from skylark.wire.headers import PushReply
 from skylark.wire.message import PROPERTY_PUSH_REPLY_TIME, PROPERTY_REPLY_TO_CLIENT, Message
 from skylark.wire.records import decode_properties, encode_properties
+from skylark.wire.sending import SendRequest, decode_send
 from skylark.wire.tables import TopicConfig
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 
 _PUSH_TIMEOUT_S: Final = 10.0
-
-SendHeader = SendMessage | SendMessageV2
 
 
 class Replies:
@@ -38,7 +38,7 @@ class Replies:
         self,
         config: BrokerConfig,
         put: Put,
-        check: Callable[[SendHeader, Connection], TopicConfig],
+        check: Callable[[SendRequest, Connection], TopicConfig],
         clients: Clients,
         clock: Callable[[], int],
         address: str,
@@ -55,17 +55,13 @@ class Replies:
         return {RequestCode.SEND_REPLY_MESSAGE: self.send, RequestCode.SEND_REPLY_MESSAGE_V2: self.send}
 
     def send(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
-        header: SendHeader
-        if request.code == RequestCode.SEND_REPLY_MESSAGE:
-            header = decode_header(SendMessage, request)
-        else:
-            header = decode_header(SendMessageV2, request)
+        header = decode_send(request)
         topic = self._check(header, connection)
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
         return self._deliver(request, header, queue_id, connection)
 
-    async def _deliver(self, request: Frame, header: SendHeader, queue_id: int, connection: Connection) -> Frame:
-        properties = decode_properties(header.properties) if header.properties else {}
+    async def _deliver(self, request: Frame, header: SendRequest, queue_id: int, connection: Connection) -> Frame:
+        properties = decode_properties(header.properties)
         failure = await self._push(request, header, dict(properties), connection)
         fields = {
             "MSG_REGION": self._config.region_id,
@@ -83,7 +79,7 @@ class Replies:
                 properties,
                 header.flag,
                 header.sys_flag,
-                header.born_timestamp,
+                header.born_timestamp_ms,
                 connection.peer_host,
                 header.reconsume_times or 0,
             )
@@ -91,7 +87,7 @@ class Replies:
         return request.reply(ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR, failure, fields)
 
     async def _push(
-        self, request: Frame, header: SendHeader, properties: dict[str, str], connection: Connection
+        self, request: Frame, header: SendRequest, properties: dict[str, str], connection: Connection
     ) -> str | None:
         """Why the requester did not take the reply; None when it did."""
         client_id = properties.get(PROPERTY_REPLY_TO_CLIENT)
@@ -109,14 +105,14 @@ class Replies:
             header.default_topic_queue_nums,
             header.queue_id,
             header.sys_flag,
-            header.born_timestamp,
+            header.born_timestamp_ms,
             header.flag,
             born_host=f"{connection!r}",
             store_host=self._address,
             store_timestamp=now_ms,
             properties=encode_properties(properties).decode(),
             reconsume_times=header.reconsume_times,
-            unit_mode=bool(header.unit_mode),
+            unit_mode=header.unit_mode,
         )
         question = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, encode_header(push), request.body)
         try:

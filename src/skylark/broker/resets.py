@@ -27,8 +27,9 @@ from skylark.wire import fastjson
 from skylark.wire.bodies import MessageQueue, ResetOffsets
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CloneGroupOffset, ResetOffset, decode_header
+from skylark.wire.headers import CloneGroupOffset, ResetOffset
 from skylark.wire.tables import TopicConfig
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

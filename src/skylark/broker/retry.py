@@ -22,7 +22,7 @@ from skylark.store import Store
 from skylark.store.api import parse_delay_levels
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import ConsumerSendMsgBack, decode_header
+from skylark.wire.headers import ConsumerSendMsgBack
 from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -33,6 +33,7 @@ from skylark.wire.message import (
     message_id,
 )
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, GroupRetryPolicy
+from skylark.wire.typed import decode_header
 
 _DLQ_QUEUES: Final = 1
 _FIRST_RETRY_LEVEL: Final = 3

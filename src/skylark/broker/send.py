@@ -21,9 +21,9 @@ from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.store import Appended
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import SendMessage, SendMessageV2, decode_header
 from skylark.wire.message import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
@@ -40,6 +40,7 @@ from skylark.wire.message import (
     Message,
 )
 from skylark.wire.records import (
+    BatchPart,
     PropertyScan,
     StoredProperties,
     decode_properties,
@@ -47,9 +48,9 @@ from skylark.wire.records import (
     scan_properties,
     split_batch,
 )
+from skylark.wire.sending import SendRequest, decode_send
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
-SendHeader = SendMessage | SendMessageV2
 # A message that has one of these is not stored as it comes.
 _SPECIAL: Final = frozenset(
     name.encode()
@@ -84,6 +85,7 @@ class Sends:
         self._config = config
         self._put = put
         self._topics = topics
+        self._find_topic = topics.get
         self._groups = groups
         self._locks = locks
         self._published = published
@@ -97,9 +99,16 @@ class Sends:
             RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
 
-    def send(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+    def send(self, frame: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        request = decode_send(frame)
+        topic = self._find_topic(request.topic)
+        if topic is not None and self._may_be_plain(request):
+            scan = scan_properties(request.properties, _SPECIAL)
+            if not scan.is_special and scan.unique_end:
+                self._check(request, topic, connection)
+                return self._send_plain(frame, request, _message(frame, request, topic, connection), scan)
         topics = len(self._topics)
-        answer = self._send(request, connection)
+        answer = self._send(frame, request, connection)
         return answer if len(self._topics) == topics else self._when_published(answer)
 
     async def _when_published(self, answer: Frame | Awaitable[Frame]) -> Frame:
@@ -107,62 +116,45 @@ class Sends:
         await self._published()
         return answer if isinstance(answer, Frame) else await answer
 
-    def _send(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
-        header: SendHeader
-        if request.code == RequestCode.SEND_MESSAGE:
-            header = decode_header(SendMessage, request)
-        else:
-            header = decode_header(SendMessageV2, request)
-        topic = self.check(header, connection)
-        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums)
-        message = Message(
-            header.topic,
-            queue_id,
-            request.body,
-            {},
-            header.flag,
-            header.sys_flag,
-            header.born_timestamp,
-            connection.peer_host,
-            header.reconsume_times or 0,
-        )
-        if topic.topic_filter_type == "MULTI_TAG":
-            message.sys_flag |= SYS_MULTI_TAGS
-        if header.batch:
-            return self._send_batch(request, header, topic, message)
-        if not header.topic.startswith(RETRY_PREFIX) and not self._config.enable_topic_message_type_check:
-            stored = header.properties.encode("utf-8", "replace") if header.properties else b""
-            scan = scan_properties(stored, _SPECIAL)
-            if not scan.is_special and scan.unique_end:
-                return self._send_plain(request, message, stored, scan)
-        return self._send_special(request, header, topic, message)
+    def _may_be_plain(self, request: SendRequest) -> bool:
+        if request.is_batch or request.topic.startswith(RETRY_PREFIX):
+            return False
+        return not self._config.enable_topic_message_type_check
 
     def _send_plain(
-        self, request: Frame, message: Message, stored: bytes, scan: PropertyScan
+        self, frame: Frame, request: SendRequest, message: Message, scan: PropertyScan
     ) -> Frame | Awaitable[Frame]:
         """Stores a message of which nothing but its keys and tags matters to a broker: most are."""
         config = self._config
-        if not stored.endswith(b"\x02"):
-            stored += b"\x02"
-        properties = stored + _added(config.region_id, config.trace_on, config.broker_cluster_name)
-        appended = self._put.batch(message, [(message.flag, message.body, properties)], self._clock())
+        stored = request.properties
+        separator = b"" if stored.endswith(b"\x02") else b"\x02"
+        properties = stored + separator + _added(config.region_id, config.trace_on, config.broker_cluster_name)
+        part = BatchPart(message.flag, message.body, properties, scan)
+        appended = self._put.batch(message, [part], self._clock())
         unique_key = stored[scan.unique_at : scan.unique_end].decode("utf-8", "replace")
-        reply = self._acknowledge(request, appended.message_id, message.queue_id, appended.queue_offset, unique_key)
+        reply = self._acknowledge(frame, appended, message.queue_id, unique_key)
         if self._put.is_synchronous and StoredProperties(stored).get(PROPERTY_WAIT_STORE_OK) != "false":
             return self._put.when_flushed(appended, reply)
         return reply
 
+    def _send(self, frame: Frame, request: SendRequest, connection: Connection) -> Frame | Awaitable[Frame]:
+        topic = self.check(request, connection)
+        message = _message(frame, request, topic, connection)
+        if request.is_batch:
+            return self._send_batch(frame, request, topic, message)
+        return self._send_special(frame, request, topic, message)
+
     def _send_special(
-        self, request: Frame, header: SendHeader, topic: TopicConfig, message: Message
+        self, frame: Frame, request: SendRequest, topic: TopicConfig, message: Message
     ) -> Frame | Awaitable[Frame]:
-        message.properties = self._properties(header)
+        message.properties = self._properties(request)
         if self._config.enable_topic_message_type_check:
             check_type(topic, message.properties)
         if PROPERTY_PRIORITY in message.properties:
             place_by_priority(message, topic)
         is_half = self._is_half(message)
-        if header.topic.startswith(RETRY_PREFIX):
-            self._to_dead_letters_if_spent(request, header, message)
+        if request.topic.startswith(RETRY_PREFIX):
+            self._to_dead_letters_if_spent(request, message)
         unique_key = message.properties.get(PROPERTY_UNIQUE_KEY)
         if not unique_key:
             unique_key = message.properties[PROPERTY_UNIQUE_KEY] = os.urandom(16).hex().upper()
@@ -170,7 +162,7 @@ class Sends:
         if is_half:
             become_half(message)
         appended = self._put.one(message, self._clock())
-        reply = self._acknowledge(request, appended.message_id, queue_id, appended.queue_offset, unique_key)
+        reply = self._acknowledge(frame, appended, queue_id, unique_key)
         if PROPERTY_TIMER_OUT_MS in message.properties:
             handle = recall_handle(message.properties, self._config.broker_name)
             if handle is not None:
@@ -178,79 +170,75 @@ class Sends:
         return self._put.when_flushed(appended, reply) if self._put.must_wait(message.properties) else reply
 
     def _send_batch(
-        self, request: Frame, header: SendHeader, topic: TopicConfig, message: Message
+        self, frame: Frame, request: SendRequest, topic: TopicConfig, message: Message
     ) -> Frame | Awaitable[Frame]:
-        if header.topic.startswith(RETRY_PREFIX):
+        if request.topic.startswith(RETRY_PREFIX):
             raise RequestFailed(
-                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
+                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {request.topic}"
             )
         try:
-            parts = split_batch(request.body)
+            parts = split_batch(frame.body)
         except BadRecord as e:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
         if not parts:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
         if self._config.enable_topic_message_type_check:
-            for _, _, properties in parts:
-                check_type(topic, decode_properties(properties))
+            for part in parts:
+                check_type(topic, decode_properties(part.properties))
         appended = self._put.batch(message, parts, self._clock())
         # The properties of the request are those of the batch; each message has its own and gets nothing from them.
-        shared = decode_properties(header.properties) if header.properties else {}
-        reply = self._acknowledge(
-            request, appended.message_id, message.queue_id, appended.queue_offset, shared.get(PROPERTY_UNIQUE_KEY)
-        )
+        shared = decode_properties(request.properties)
+        reply = self._acknowledge(frame, appended, message.queue_id, shared.get(PROPERTY_UNIQUE_KEY))
         return self._put.when_flushed(appended, reply) if self._put.must_wait(shared) else reply
 
-    def _properties(self, header: SendHeader) -> dict[str, str]:
+    def _properties(self, request: SendRequest) -> dict[str, str]:
         """The sender's properties, with what a broker adds to every message."""
-        properties = decode_properties(header.properties) if header.properties else {}
+        properties = decode_properties(request.properties)
         properties.pop(PROPERTY_POP_CK, None)
         return properties | _stamp(self._config.region_id, self._config.trace_on, self._config.broker_cluster_name)
 
-    def _acknowledge(
-        self, request: Frame, message_id: str, queue_id: int, queue_offset: int, unique_key: str | None
-    ) -> Frame:
+    def _acknowledge(self, frame: Frame, appended: Appended, queue_id: int, unique_key: str | None) -> Frame:
         fields = {
-            "msgId": message_id,
+            "msgId": appended.message_id,
             "queueId": str(queue_id),
-            "queueOffset": str(queue_offset),
+            "queueOffset": str(appended.queue_offset),
             "MSG_REGION": self._config.region_id,
             "TRACE_ON": "true" if self._config.trace_on else "false",
         }
         if unique_key:
             fields["transactionId"] = unique_key
-        return request.reply(ResponseCode.SUCCESS, fields=fields)
+        return frame.reply(fields=fields)
 
-    def check(self, header: SendHeader, connection: Connection) -> TopicConfig:
+    def check(self, request: SendRequest, connection: Connection) -> TopicConfig:
         """The topic to write to, created if that is allowed. Raises RequestFailed."""
-        name = header.topic
-        topic = self._topics.get(name)
-        if topic is None:
-            topic = self._create(header)
-        elif name in FORBIDDEN_SEND_TOPICS:
-            raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        topic = self._find_topic(request.topic) or self._create(request)
+        self._check(request, topic, connection)
+        return topic
+
+    def _check(self, request: SendRequest, topic: TopicConfig, connection: Connection) -> None:
+        if request.topic in FORBIDDEN_SEND_TOPICS:
+            raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{request.topic}] is forbidden.")
         if not self._config.broker_permission & PERM_WRITE and topic.order:
             raise RequestFailed(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] sending message is forbidden"
             )
-        if header.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
+        if request.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             raise RequestFailed(
                 ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{header.queue_id}] is illegal, the topic {name} has {topic.write_queue_nums} write "
-                f"and {topic.read_queue_nums} read queues. Producer: {connection!r}",
+                f"request queueId[{request.queue_id}] is illegal, the topic {request.topic} has "
+                f"{topic.write_queue_nums} write and {topic.read_queue_nums} read queues. Producer: {connection!r}",
             )
-        return topic
 
-    def _create(self, header: SendHeader) -> TopicConfig:
-        name = header.topic
+    def _create(self, request: SendRequest) -> TopicConfig:
+        name = request.topic
         remark = validate_topic(name)
         if remark is not None:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
         if name in FORBIDDEN_SEND_TOPICS:
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         is_retry = name.startswith(RETRY_PREFIX)
-        sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if header.unit_mode else 0
-        topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums, sys_flag)
+        sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if request.unit_mode else 0
+        topic = self._topics.create_for_send(name, request.default_topic, request.default_topic_queue_nums, sys_flag)
         if topic is None and is_retry:
             topic = self._topics.create_for_send_back(name, 1, PERM_READ | PERM_WRITE, sys_flag)
         if topic is None:
@@ -276,18 +264,33 @@ class Sends:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "Transactional messages do not support delayed delivery")
         return True
 
-    def _to_dead_letters_if_spent(self, request: Frame, header: SendHeader, message: Message) -> None:
+    def _to_dead_letters_if_spent(self, request: SendRequest, message: Message) -> None:
         """A message that a client sends to a retry topic by itself obeys the same limit as one that is sent back."""
-        name = header.topic.removeprefix(RETRY_PREFIX)
+        name = request.topic.removeprefix(RETRY_PREFIX)
         group = self._groups.get(name)
         if group is None:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {suggest()}"
             )
-        limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        limit = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
         is_ordered = not self._locks.all_expired(name, self._steady_clock())
         if message.reconsume_times > limit or is_ordered:
             bury(message, name, self._topics)
+
+
+def _message(frame: Frame, request: SendRequest, topic: TopicConfig, connection: Connection) -> Message:
+    """What is sent, still without properties."""
+    return Message(
+        request.topic,
+        request.queue_id if request.queue_id >= 0 else random.randrange(topic.write_queue_nums),
+        frame.body,
+        {},
+        request.flag,
+        request.sys_flag | SYS_MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else request.sys_flag,
+        request.born_timestamp_ms,
+        connection.peer_host,
+        request.reconsume_times or 0,
+    )
 
 
 @lru_cache(maxsize=16)

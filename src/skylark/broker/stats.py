@@ -19,6 +19,8 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from skylark.broker.tally import Tally
+
 MAX_COUNTERS: Final = 10_000
 
 _TEN_SECONDS_MS: Final = 10_000
@@ -97,15 +99,11 @@ class Window:
         return Rate(total, tps, total / times if times else 0.0)
 
 
-class Counter:
+class Counter(Tally):
     """Calls, messages and bytes of one topic, or of one group and topic."""
 
-    __slots__ = ("count", "day", "hour", "is_system", "minute", "size_bytes", "times")
-
     def __init__(self, is_system: bool = False) -> None:
-        self.times = 0
-        self.count = 0
-        self.size_bytes = 0
+        super().__init__()
         self.is_system = is_system
         self.minute = Window(_TEN_SECONDS_MS, 7)
         self.hour = Window(_TEN_MINUTES_MS, 7)
@@ -119,6 +117,12 @@ class Counter:
 
     def sized(self) -> Rates:
         return Rates(self.minute.sized(), self.hour.sized(), self.day.sized())
+
+
+def _add(tally: Tally, count: int, size_bytes: int) -> None:
+    tally.times += 1
+    tally.count += count
+    tally.size_bytes += size_bytes
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -234,7 +238,8 @@ class Stats:
         self._gets: Counters[tuple[str, str]] = Counters(lambda key: is_system(key[0]), max_counters)
         self._send_backs: Counters[tuple[str, str]] = Counters(lambda key: is_system(key[0]), max_counters)
         # Bound once: the hot path should not look attributes up twice.
-        self._put_counter = self._puts.table.get
+        self.find_put: Callable[[str], Tally | None] = self._puts.table.get
+        """The counter that `put` adds to, if there is one."""
         self._get_counter = self._gets.table.get
         self._samples: deque[Totals] = deque([Totals(now_ms)], maxlen=_TOTAL_SAMPLES)
         self._minutes_at_ms = self._hours_at_ms = now_ms
@@ -247,18 +252,12 @@ class Stats:
 
     def put(self, topic: str, count: int, size_bytes: int) -> None:
         """One call stored `count` messages."""
-        counter = self._put_counter(topic) or self._puts.new(topic)
-        counter.times += 1
-        counter.count += count
-        counter.size_bytes += size_bytes
+        _add(self.find_put(topic) or self._puts.new(topic), count, size_bytes)
 
     def got(self, group: str, topic: str, count: int, size_bytes: int) -> None:
         """One pull gave `count` messages to the group."""
         key = (topic, group)
-        counter = self._get_counter(key) or self._gets.new(key)
-        counter.times += 1
-        counter.count += count
-        counter.size_bytes += size_bytes
+        _add(self._get_counter(key) or self._gets.new(key), count, size_bytes)
 
     def missed(self) -> None:
         """One pull found nothing."""

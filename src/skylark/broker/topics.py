@@ -32,9 +32,10 @@ from skylark.store.tables import TopicTable, load, save
 from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig, decode_header
+from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig
 from skylark.wire.mapping import MappedTopicConfig, MappingDetail
 from skylark.wire.tables import PERM_INHERIT, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
+from skylark.wire.typed import decode_header
 
 __all__ = ["PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topics", "handlers", "validate_topic"]
 
@@ -143,6 +144,7 @@ class Topics:
         self.system_topics = _SYSTEM_TOPICS | builtin.keys()
         stored = load(self._path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
         self._topics = builtin | stored.topic_config_table
+        self.get = self._topics.get
         self.data_version = stored.data_version
         self.on_change: Callable[[list[TopicConfig]], None] | None = None
 
@@ -151,9 +153,6 @@ class Topics:
 
     def __len__(self) -> int:
         return len(self._topics)
-
-    def get(self, name: str) -> TopicConfig | None:
-        return self._topics.get(name)
 
     def all(self) -> Iterable[TopicConfig]:
         return self._topics.values()

@@ -18,7 +18,7 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import ONEWAY_FLAG, Frame
-from skylark.wire.headers import EndTransaction, ResumeCheckHalfMessage, decode_header
+from skylark.wire.headers import EndTransaction, ResumeCheckHalfMessage
 from skylark.wire.message import (
     PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_PRODUCER_GROUP,
@@ -33,6 +33,7 @@ from skylark.wire.message import (
     StoredMessage,
 )
 from skylark.wire.records import parse_message_id
+from skylark.wire.typed import decode_header
 
 _WANTED = {SYS_TRANSACTION_COMMIT: Fate.COMMITTED, SYS_TRANSACTION_ROLLBACK: Fate.ROLLED_BACK}
 

@@ -24,7 +24,7 @@ from skylark.net.connection import Connection, RequestFailed
 from skylark.net.pool import split_address
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PushReply, decode_header
+from skylark.wire.headers import PushReply
 from skylark.wire.message import (
     PROPERTY_CLUSTER,
     PROPERTY_CORRELATION_ID,
@@ -36,6 +36,7 @@ from skylark.wire.message import (
     SYS_COMPRESSED,
 )
 from skylark.wire.records import decode_properties, encode_host
+from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 

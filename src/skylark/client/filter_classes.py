@@ -18,7 +18,8 @@ from skylark.client.session import Session
 from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import RegisterMessageFilterClass, encode_header
+from skylark.wire.headers import RegisterMessageFilterClass
+from skylark.wire.typed import encode_header
 
 
 class FilterClass(msgspec.Struct, frozen=True):

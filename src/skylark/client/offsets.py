@@ -25,7 +25,8 @@ from skylark.wire import fastjson
 from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset, encode_header
+from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from skylark.client.subscriptions import wants
 from skylark.wire.bodies import MessageQueue, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import BadHeader, decode_header, encode_header
 from skylark.wire.message import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK, BadRecord
 from skylark.wire.pop import (
     AckMessage,
@@ -45,6 +44,7 @@ from skylark.wire.pop import (
     real_topic,
     renewed,
 )
+from skylark.wire.typed import BadHeader, decode_header, encode_header
 
 ANY_QUEUE: Final = -1
 TIMEOUT_S: Final = 3.0

@@ -55,7 +55,6 @@ from skylark.client.validation import (
 )
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import encode_header
 from skylark.wire.message import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_PRIORITY,
@@ -65,6 +64,7 @@ from skylark.wire.message import (
 )
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
 from skylark.wire.records import encode_batch, encode_properties
+from skylark.wire.typed import encode_header
 
 RETRY_CODES: Final = frozenset(
     {

@@ -27,9 +27,10 @@ from skylark.client.subscriptions import wants
 from skylark.wire.bodies import MessageQueue, Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PullMessage, encode_header
+from skylark.wire.headers import PullMessage
 from skylark.wire.message import BadRecord
 from skylark.wire.routes import MASTER_ID
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

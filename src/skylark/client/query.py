@@ -26,10 +26,11 @@ from skylark.client.session import Session, session_of
 from skylark.client.traces import TraceEvent, read_events
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import QueryMessage, ViewMessage, encode_header
+from skylark.wire.headers import QueryMessage, ViewMessage
 from skylark.wire.message import BadRecord
 from skylark.wire.records import decode_host, decode_record, decode_records, parse_message_id
 from skylark.wire.trace import TRACE_TOPIC, decode_traces
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from skylark.client.session import Session
 from skylark.client.subscriptions import retry_topic
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import ConsumerSendMsgBack, SendMessageV2, encode_header
+from skylark.wire.headers import ConsumerSendMsgBack, SendMessageV2
 from skylark.wire.mapping import LOGICAL_BROKER_PREFIX
 from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
@@ -30,6 +30,7 @@ from skylark.wire.message import (
     PROPERTY_TRANSACTION_PREPARED,
 )
 from skylark.wire.records import encode_properties
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,10 @@ from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import GetRouteInfo, encode_header
+from skylark.wire.headers import GetRouteInfo
 from skylark.wire.mapping import LOGICAL_BROKER_PREFIX, NO_BROKER, logical_broker
 from skylark.wire.routes import MASTER_ID, TopicQueueMappingInfo, TopicRouteData
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 

@@ -47,12 +47,11 @@ from skylark.wire.headers import (
     NotifyConsumerIdsChanged,
     ResetOffset,
     UnregisterClient,
-    decode_header,
-    encode_header,
 )
 from skylark.wire.message import PROPERTY_PRODUCER_GROUP, StoredMessage
 from skylark.wire.records import decode_record
 from skylark.wire.routes import MASTER_ID
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from skylark.client.session import Session
 from skylark.wire.bodies import BadBody, ConsumerIds, MessageQueue, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import GetConsumerListByGroup, encode_header
+from skylark.wire.headers import GetConsumerListByGroup
+from skylark.wire.typed import encode_header
 
 
 async def share_of(session: Session, group: str, route: TopicRoute, strategy: Strategy) -> list[MessageQueue] | None:

@@ -39,7 +39,7 @@ from skylark.client.tracing import transaction_ended
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CheckTransactionState, EndTransaction, decode_header, encode_header
+from skylark.wire.headers import CheckTransactionState, EndTransaction
 from skylark.wire.message import (
     PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_PRODUCER_GROUP,
@@ -50,6 +50,7 @@ from skylark.wire.message import (
     StoredMessage,
 )
 from skylark.wire.records import parse_message_id
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

@@ -27,13 +27,8 @@ from skylark.net.pool import Pool
 from skylark.net.server import Server, bind
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import (
-    PullMessage,
-    RegisterFilterServer,
-    RegisterMessageFilterClass,
-    decode_header,
-    encode_header,
-)
+from skylark.wire.headers import PullMessage, RegisterFilterServer, RegisterMessageFilterClass
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

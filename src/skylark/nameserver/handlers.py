@@ -22,7 +22,6 @@ from skylark.wire import headers
 from skylark.wire.bodies import TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import decode_header, encode_header
 from skylark.wire.routes import (
     MASTER_ID,
     ORDER_TOPIC_NAMESPACE,
@@ -34,6 +33,7 @@ from skylark.wire.routes import (
     encode_standard,
 )
 from skylark.wire.tables import DataVersion
+from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Final, cast
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
-from skylark.wire.headers import BadHeader
 from skylark.wire.records import encode_host
+from skylark.wire.typed import BadHeader
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from skylark.wire.headers import (
     QueryConsumerOffset,
     SearchOffset,
     UpdateConsumerOffset,
-    encode_header,
 )
 from skylark.wire.routes import MASTER_ID, ClusterInfo, TopicRouteData
+from skylark.wire.typed import encode_header
 
 _PAUSE_S: Final = 0.2
 _PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides

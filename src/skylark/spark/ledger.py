@@ -34,10 +34,11 @@ from skylark.spark.queues import Queue
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import EndTransaction, QueryMessage, encode_header
+from skylark.wire.headers import EndTransaction, QueryMessage
 from skylark.wire.message import PROPERTY_KEYS, SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK, StoredMessage
 from skylark.wire.records import decode_record, encode_properties
 from skylark.wire.routes import KVTable
+from skylark.wire.typed import encode_header
 
 _PART_HALVES: Final = 65_536
 _ENDS_AT_ONCE: Final = 256

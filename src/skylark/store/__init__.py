@@ -1,8 +1,6 @@
 """The commit log and what is derived from it. `Store` is the only door."""
 
 from skylark.store.api import (
-    Appended,
-    AppendedBatch,
     CleanReport,
     DiskFull,
     MessageTooLarge,
@@ -16,13 +14,13 @@ from skylark.store.api import (
     StoreError,
     StoreLocked,
 )
+from skylark.store.appended import Appended
 from skylark.store.store import Listener, Store
 from skylark.store.timers import TIMER_TOPIC, DueSlot, TimerConfig, TimerStore
 
 __all__ = [
     "TIMER_TOPIC",
     "Appended",
-    "AppendedBatch",
     "CleanReport",
     "DiskFull",
     "DueSlot",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from skylark.wire.message import message_id, message_ids
 from skylark.wire.records import encode_host
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -88,44 +87,6 @@ class StoreConfig(msgspec.Struct, kw_only=True):
     memory_ratio: int = 40  # percent of physical memory that the newest part of the log is thought to be in
     physical_memory_bytes: int | None = None
     max_mapped_queue_files: int = 4096
-
-
-class Appended(msgspec.Struct):
-    """Where a message was stored."""
-
-    log_offset: int
-    size_bytes: int
-    queue_offset: int
-    store_timestamp_ms: int
-    store_host: bytes
-
-    @property
-    def message_id(self) -> str:
-        return message_id(self.store_host, self.log_offset)
-
-    @property
-    def log_end_offset(self) -> int:
-        """What `Store.when_flushed` takes."""
-        return self.log_offset + self.size_bytes
-
-
-class AppendedBatch(msgspec.Struct):
-    """Where the messages of a batch were stored: side by side."""
-
-    log_offsets: list[int]
-    size_bytes: int
-    queue_offset: int  # of the first
-    store_host: bytes
-
-    @property
-    def message_id(self) -> str:
-        """Those of all messages."""
-        return message_ids(self.store_host, self.log_offsets)
-
-    @property
-    def log_end_offset(self) -> int:
-        """What `Store.when_flushed` takes."""
-        return self.log_offsets[0] + self.size_bytes
 
 
 class QueueEntry(msgspec.Struct):

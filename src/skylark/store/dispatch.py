@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from typing import Final
+from collections import deque
+from pathlib import Path
 from zlib import crc32
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -16,7 +17,7 @@ from mypy_extensions import i32, i64
 
 from skylark.store.api import LogRecord, StoreError
 from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
-from skylark.store.index import IndexService, filed_hash, topic_seed
+from skylark.store.index import IndexService
 from skylark.wire.message import (
     KEY_SEPARATOR,
     MAGIC_BLANK,
@@ -30,13 +31,13 @@ from skylark.wire.message import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
+    TAG_KEY_PREFIX,
 )
 from skylark.wire.records import (
     RECORD_HEADERS,
-    PropertyScan,
+    BatchPart,
     decode_properties,
     java_hash_of,
-    scan_properties,
     tag_code,
 )
 
@@ -46,61 +47,49 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
 MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
-_SPACE: Final = ord(KEY_SEPARATOR)
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _U16 = struct.Struct(">H")
 
 
-class Filed:
-    """Messages of one topic that were just written to the log, as they go into their queue and into the index."""
+class Progress:
+    """What the append path tells the flush thread. Written by the event loop, read by the thread."""
 
-    __slots__ = ("_delays_ms", "_entries", "_now_ms", "_seed", "_topic", "codes", "indexed")
+    __slots__ = ("dirty_queue_files", "last_log_offset", "last_store_ms")
 
-    def __init__(self, topic: str, now_ms: int, delays_ms: tuple[int, ...]) -> None:
-        self._topic = topic
-        self._now_ms = now_ms
-        self._delays_ms = delays_ms
-        self._seed: i64 = topic_seed(topic)
-        self._entries = BytesWriter()
+    def __init__(self, last_log_offset: int, last_store_ms: int) -> None:
+        self.last_log_offset = last_log_offset
+        self.last_store_ms = last_store_ms
+        self.dirty_queue_files: deque[tuple[ConsumeQueue, Path]] = deque()
+
+
+class QueueEntries:
+    """Messages that are being written to the log, as they go into their queue."""
+
+    __slots__ = ("_packed", "codes")
+
+    def __init__(self) -> None:
+        self._packed = BytesWriter()
         self.codes: list[int] = []
-        self.indexed: list[tuple[int, list[int]]] = []
 
-    def add(self, log_offset: i64, size: i64, properties: bytes) -> None:
-        scan = scan_properties(properties)
-        code: i64
-        if self._topic == SCHEDULE_TOPIC:
-            code = queue_tag_code(self._topic, decode_properties(properties), self._now_ms, self._delays_ms)
-        else:
-            code = java_hash_of(properties, scan.tags_at, scan.tags_end, 0)
-        entries = self._entries
-        write_i64_be(entries, log_offset)
-        write_i32_be(entries, i32(size))
-        write_i64_be(entries, code)
+    def add(self, log_offset: i64, size: i64, code: i64) -> None:
+        packed = self._packed
+        write_i64_be(packed, log_offset)
+        write_i32_be(packed, i32(size))
+        write_i64_be(packed, code)
         self.codes.append(int(code))
-        self.indexed.append((int(log_offset), _key_hashes(self._seed, properties, scan)))
 
     @property
-    def entries(self) -> bytes:
-        return self._entries.getvalue()
+    def packed(self) -> bytes:
+        return self._packed.getvalue()
 
 
-def _key_hashes(seed: i64, properties: bytes, scan: PropertyScan) -> list[int]:
-    """What `property_keys` gives, as the index files it."""
-    hashes: list[int] = []
-    if scan.unique_end:
-        hashes.append(int(filed_hash(properties, scan.unique_at, scan.unique_end, seed)))
-    if scan.keys_end:
-        word_at = scan.keys_at
-        for at in range(scan.keys_at, scan.keys_end + 1):
-            if at == scan.keys_end or i64(properties[at]) == _SPACE:
-                if at > word_at:
-                    hashes.append(int(filed_hash(properties, word_at, at, seed)))
-                word_at = at + 1
-    if scan.tags_end:
-        hashes.append(int(filed_hash(properties, scan.tags_at, scan.tags_end, java_hash_of(b"T#", 0, 2, seed))))
-    return hashes
+def stored_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[int, ...]) -> i64:
+    """What `queue_tag_code` gives, of stored properties."""
+    if topic == SCHEDULE_TOPIC:
+        return queue_tag_code(topic, decode_properties(part.properties), store_ms, delays_ms)
+    return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
 
 
 def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays_ms: tuple[int, ...]) -> int:
@@ -121,7 +110,7 @@ def property_keys(properties: dict[str, str]) -> list[str]:
         keys.insert(0, unique)
     tags = properties.get(PROPERTY_TAGS)
     if tags:
-        keys.append("T#" + tags)
+        keys.append(TAG_KEY_PREFIX + tags)
     return keys
 
 

@@ -27,6 +27,7 @@ from skylark.store.api import StoreConfig
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue
+from skylark.store.dispatch import Progress
 from skylark.store.index import IndexService
 from skylark.store.segments import Segment, sync_directory
 
@@ -35,17 +36,6 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[str | None], None]
 """Called on the event loop when it is on disk, or with the reason why that will not happen. It must not raise."""
-
-
-class Progress:
-    """What the append path tells the flush thread. Written by the event loop, read by the thread."""
-
-    __slots__ = ("dirty_queue_files", "last_log_offset", "last_store_ms")
-
-    def __init__(self, last_log_offset: int, last_store_ms: int) -> None:
-        self.last_log_offset = last_log_offset
-        self.last_store_ms = last_store_ms
-        self.dirty_queue_files: deque[tuple[ConsumeQueue, Path]] = deque()
 
 
 def sync_segment(segment: Segment) -> None:

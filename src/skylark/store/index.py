@@ -41,7 +41,8 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
-from skylark.wire.records import java_hash, java_hash_of
+from skylark.wire.message import KEY_SEPARATOR, TAG_KEY_PREFIX
+from skylark.wire.records import BatchPart, java_hash, java_hash_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ _HASH_AND_OFFSET = struct.Struct(">iq8x")
 _IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 _FIRST_ENTRY: Final = 1
+_SPACE: Final = ord(KEY_SEPARATOR)
+_TAG_PREFIX: Final = TAG_KEY_PREFIX.encode()
 _RESERVE_BYTES = 4 << 20
 _SCAN_ENTRIES = 1 << 15
 _MAX_SECONDS: Final = 0x7FFF_FFFF
@@ -173,12 +176,11 @@ class IndexFile:
             previous = 0
             self.used_slots += 1
         self._slots_view[slot] = _big_endian(number)
-        begin_ms: i64 = self.begin_ms
-        seconds = (store_timestamp_ms - begin_ms) // 1000 if begin_ms > 0 else 0
-        if seconds < 0:
-            seconds = 0
-        elif seconds > _MAX_SECONDS:
-            seconds = _MAX_SECONDS
+        seconds: i64 = 0
+        if 0 < self.begin_ms < store_timestamp_ms:
+            seconds = (store_timestamp_ms - i64(self.begin_ms)) // 1000
+            if seconds > _MAX_SECONDS:
+                seconds = _MAX_SECONDS
         if number <= _FIRST_ENTRY:
             self.begin_offset = log_offset
             self.begin_ms = store_timestamp_ms
@@ -342,25 +344,54 @@ class IndexService:
 
         Raises OSError when the disk has no space for it. Some of the keys may have been filed by then.
         """
-        self.put_all([(log_offset, [key_hash(topic, key) for key in keys])], store_timestamp_ms)
-
-    def put_all(self, messages: list[tuple[int, list[int]]], store_timestamp_ms: int) -> None:
-        """Files messages, each by its log offset and the hashes of its keys. What is said of `put` holds for each."""
-        last = self._next_log_offset
-        file = self._files[-1] if self._files else None
+        if log_offset < self._next_log_offset:
+            return
         try:
-            for log_offset, codes in messages:
-                if log_offset < last:
-                    continue
-                for code in codes:
-                    if file is None or file.next_number >= file.reserved:
-                        file = self._with_space(store_timestamp_ms)
-                    file.add(code, log_offset, store_timestamp_ms)
-                last = log_offset + 1
+            for key in keys:
+                self._add(key_hash(topic, key), log_offset, store_timestamp_ms)
+            self._next_log_offset = log_offset + 1
         finally:
-            if file is not None:
-                file.write_entries()
-            self._next_log_offset = last
+            self._write_entries()
+
+    def put_all(self, topic: str, parts: list[BatchPart], log_offsets: list[int], store_timestamp_ms: int) -> None:
+        """Files messages by what their properties say. What is said of `put` holds for each."""
+        seed = i64(topic_seed(topic))
+        try:
+            for number, log_offset in enumerate(log_offsets):
+                if log_offset >= self._next_log_offset:
+                    self._put_stored(seed, parts[number], log_offset, store_timestamp_ms)
+                    self._next_log_offset = log_offset + 1
+        finally:
+            self._write_entries()
+
+    def _put_stored(self, seed: i64, part: BatchPart, log_offset: i64, store_timestamp_ms: i64) -> None:
+        """Files a message under what `property_keys` gives, without making strings of it."""
+        properties = part.properties
+        scan = part.scan
+        if scan.unique_end:
+            code = filed_hash(properties, scan.unique_at, scan.unique_end, seed)
+            self._add(code, log_offset, store_timestamp_ms)
+        if scan.keys_end:
+            word_at = scan.keys_at
+            for at in range(scan.keys_at, scan.keys_end + 1):
+                if at == scan.keys_end or i64(properties[at]) == _SPACE:
+                    if at > word_at:
+                        self._add(filed_hash(properties, word_at, at, seed), log_offset, store_timestamp_ms)
+                    word_at = at + 1
+        if scan.tags_end:
+            tags_seed = java_hash_of(_TAG_PREFIX, 0, len(_TAG_PREFIX), seed)
+            code = filed_hash(properties, scan.tags_at, scan.tags_end, tags_seed)
+            self._add(code, log_offset, store_timestamp_ms)
+
+    def _add(self, code: i64, log_offset: i64, store_timestamp_ms: i64) -> None:
+        file = self._files[-1] if self._files else None
+        if file is None or file.next_number >= file.reserved:
+            file = self._with_space(store_timestamp_ms)
+        file.add(code, log_offset, store_timestamp_ms)
+
+    def _write_entries(self) -> None:
+        if self._files:
+            self._files[-1].write_entries()
 
     def _with_space(self, now_ms: int) -> IndexFile:
         """The last file, or a new one after it, with disk space for at least one more entry."""

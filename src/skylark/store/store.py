@@ -20,8 +20,6 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from skylark.store.api import (
-    Appended,
-    AppendedBatch,
     CleanReport,
     LogRecord,
     MessageTooLarge,
@@ -34,11 +32,12 @@ from skylark.store.api import (
     StoreError,
     parse_delay_levels,
 )
+from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Filed
-from skylark.store.flush import Done, Flusher, Progress
+from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, stored_tag_code
+from skylark.store.flush import Done, Flusher
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
@@ -52,11 +51,17 @@ from skylark.wire.message import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_ROLLBACK,
     BadRecord,
-    BatchPart,
     Message,
     StoredMessage,
 )
-from skylark.wire.records import decode_record, encode_properties, host_bits, record_size, write_record
+from skylark.wire.records import (
+    BatchPart,
+    decode_record,
+    encode_properties,
+    host_bits,
+    record_size,
+    write_record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -135,18 +140,18 @@ class Store:
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
         """Stores one message; nothing is stored when it raises."""
-        part = (message.flag, message.body, encode_properties(message.properties))
-        stored = self.append_batch(message, [part], now_ms)
-        return Appended(stored.log_offsets[0], stored.size_bytes, stored.queue_offset, now_ms, self._store_host)
+        part = BatchPart(message.flag, message.body, encode_properties(message.properties))
+        return self.append_batch(message, [part], now_ms)
 
-    def append_batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> AppendedBatch:
+    def append_batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> Appended:
         """Stores messages side by side in the log and in their queue; all of them or, raising, none. The hot path.
 
         `message` is what they have in common.
         """
         queue = self._open_queue(message.topic, message.queue_id)
-        sys_flag = message.sys_flag & ~_HOST_BITS | host_bits(message.born_host, self._store_host)
-        fixed_size = i64(record_size(message.born_host, self._store_host, queue.topic_bytes))
+        store_host = self._store_host
+        sys_flag = message.sys_flag & ~_HOST_BITS | host_bits(message.born_host, store_host)
+        fixed_size = i64(record_size(message.born_host, store_host, queue.topic_bytes))
         total = i64(len(parts)) * fixed_size + self._variable_bytes(parts)
         queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
         if queued and queue.write_at + len(parts) * ENTRY_BYTES > queue.write_limit:
@@ -156,23 +161,27 @@ class Store:
             commit_log.make_room(total)
         log_offset = i64(commit_log.end_offset)
         queue_offset = i64(queue.max_offset if queued else 0)
-        stored = AppendedBatch([], int(total), int(queue_offset), self._store_host)
-        log_offsets = stored.log_offsets
+        stored = Appended([], total, queue_offset, now_ms, store_host)
         records = BytesWriter()
-        filed = Filed(queue.topic, now_ms, self._delays_ms)
-        for flag, body, properties in parts:
-            size = fixed_size + i64(len(body)) + i64(len(properties))
+        entries = QueueEntries()
+        for part in parts:
+            size = fixed_size + i64(len(part.body)) + i64(len(part.properties))
             write_record(
-                records, message, flag, body, properties, size, queue.magic, sys_flag, queue_offset, log_offset,
-                now_ms, self._store_host, queue.topic_bytes,
+                records, message, part, size, queue.magic, sys_flag, queue_offset, log_offset, now_ms, store_host,
+                queue.topic_bytes,
             )  # fmt: skip
-            filed.add(log_offset, size, properties)
-            log_offsets.append(int(log_offset))
+            entries.add(log_offset, size, stored_tag_code(queue.topic, part, now_ms, self._delays_ms))
+            stored.log_offsets.append(int(log_offset))
             log_offset += size
             if queued:
                 queue_offset += 1
         commit_log.write(records.getvalue())
-        self._dispatch(queue, sys_flag, filed, now_ms)
+        self._progress.last_log_offset = stored.log_offsets[-1]
+        self._progress.last_store_ms = now_ms
+        if queued:
+            self._put_in_queue(queue, entries)
+        if self._index is not None and sys_flag & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK:
+            self._put_in_index(queue.topic, parts, stored)
         return stored
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -185,38 +194,38 @@ class Store:
         """The size of bodies and properties together, if messages may have such."""
         most = i64(self.config.max_message_bytes)
         total: i64 = 0
-        for _, body, properties in parts:
-            if len(body) > most:
-                raise MessageTooLarge(f"a body of {len(body)} bytes, {most} are allowed")
-            if len(properties) > PROPERTIES_MAX_BYTES:
-                raise PropertiesTooLarge(f"properties of {len(properties)} bytes, {PROPERTIES_MAX_BYTES} are allowed")
-            total += i64(len(body)) + i64(len(properties))
+        for part in parts:
+            body_size = i64(len(part.body))
+            properties_size = i64(len(part.properties))
+            if body_size > most:
+                raise MessageTooLarge(f"a body of {body_size} bytes, {most} are allowed")
+            if properties_size > PROPERTIES_MAX_BYTES:
+                raise PropertiesTooLarge(f"properties of {properties_size} bytes, {PROPERTIES_MAX_BYTES} are allowed")
+            total += body_size + properties_size
         return total
 
-    def _dispatch(self, queue: ConsumeQueue, sys_flag: int, filed: Filed, now_ms: int) -> None:
-        """Puts messages that were just written into their queue and the index, and tells of them."""
-        self._progress.last_log_offset = filed.indexed[-1][0]
-        self._progress.last_store_ms = now_ms
-        transaction = sys_flag & SYS_TRANSACTION_MASK
-        if transaction not in UNQUEUED:
-            queue_offset = queue.max_offset
-            entries = filed.entries
-            while entries:  # which may lie in several files
-                entries = entries[queue.put_some(entries) :]
-                if not queue.dirty:
-                    queue.dirty = True
-                    self._progress.dirty_queue_files.append((queue, queue.write_path))
-            for tell in self.listeners:
-                tell(queue.topic, queue.queue_id, queue_offset, filed.codes)
-        if self._index is not None and transaction != SYS_TRANSACTION_ROLLBACK:
-            try:
-                self._index.put_all(filed.indexed, now_ms)
-                self._index_behind = False
-            except OSError as error:
-                # The messages are stored; only those who look for them by key will miss them.
-                if not self._index_behind:
-                    log.error("messages are not found by key until the index can be written again: %s", error)
-                self._index_behind = True
+    def _put_in_queue(self, queue: ConsumeQueue, entries: QueueEntries) -> None:
+        """Files messages that were just written to the log, and tells of them."""
+        queue_offset = queue.max_offset
+        packed = entries.packed
+        while packed:  # which may lie in several files
+            packed = packed[queue.put_some(packed) :]
+            if not queue.dirty:
+                queue.dirty = True
+                self._progress.dirty_queue_files.append((queue, queue.write_path))
+        for tell in self.listeners:
+            tell(queue.topic, queue.queue_id, queue_offset, entries.codes)
+
+    def _put_in_index(self, topic: str, parts: list[BatchPart], stored: Appended) -> None:
+        assert self._index is not None
+        try:
+            self._index.put_all(topic, parts, stored.log_offsets, stored.store_timestamp_ms)
+            self._index_behind = False
+        except OSError as error:
+            # The messages are stored; only those who look for them by key will miss them.
+            if not self._index_behind:
+                log.error("messages are not found by key until the index can be written again: %s", error)
+            self._index_behind = True
 
     def when_flushed(self, log_end_offset: int, done: Done) -> None:
         """Calls `done` when the log is on disk up to an offset, or with the reason why that will not happen."""

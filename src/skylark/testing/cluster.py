@@ -25,7 +25,8 @@ from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import CreateTopic, encode_header
+from skylark.wire.headers import CreateTopic
+from skylark.wire.typed import encode_header
 
 _T = TypeVar("_T")
 

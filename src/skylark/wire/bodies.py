@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from skylark.wire import fastjson
-from skylark.wire.headers import BadHeader
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
+from skylark.wire.typed import BadHeader
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.wire.json_header import decode_fields
+from skylark.wire import binary_header, json_header
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 PROTOCOL_VERSION: Final = 513
@@ -39,7 +39,7 @@ class Frame:
     """One request or response."""
 
     __slots__ = (
-        "_fields", "body", "code", "encoding", "flag", "json_fields", "language", "opaque", "remark", "version",
+        "_fields", "body", "code", "encoding", "flag", "language", "opaque", "raw_fields", "remark", "version",
     )  # fmt: skip
 
     def __init__(
@@ -53,12 +53,12 @@ class Frame:
         language: str = "PYTHON",
         version: int = PROTOCOL_VERSION,
         encoding: Encoding = Encoding.JSON,
-        json_fields: msgspec.Raw | None = None,
+        raw_fields: msgspec.Raw | bytes | None = None,
     ) -> None:
-        """`json_fields` are the fields as they came."""
+        """`raw_fields` are the fields as they came, in JSON or in bytes."""
         self.code = code
         self._fields = fields
-        self.json_fields = json_fields  # None once `fields` is in use
+        self.raw_fields = raw_fields  # None once `fields` is in use
         self.body = body
         self.opaque = opaque
         self.flag = flag
@@ -83,17 +83,14 @@ class Frame:
     def fields(self) -> dict[str, str]:
         """Raises BadFrame when those that came are no map."""
         if self._fields is None:
-            try:
-                self._fields = {} if self.json_fields is None else decode_fields(self.json_fields)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-                raise BadFrame(f"bad fields in a JSON header: {e}") from None
-            self.json_fields = None
+            self._fields = _decode_fields(self.raw_fields)
+            self.raw_fields = None
         return self._fields
 
     @fields.setter
     def fields(self, fields: dict[str, str]) -> None:
         self._fields = fields
-        self.json_fields = None
+        self.raw_fields = None
 
     @property
     def is_response(self) -> bool:
@@ -108,3 +105,12 @@ class Frame:
     ) -> Frame:
         """The response to this request, in its encoding."""
         return Frame(code, fields, body, self.opaque, RESPONSE_FLAG, remark, encoding=self.encoding)
+
+
+def _decode_fields(raw: msgspec.Raw | bytes | None) -> dict[str, str]:
+    if raw is None:
+        return {}
+    try:
+        return json_header.decode_fields(raw) if isinstance(raw, msgspec.Raw) else binary_header.decode_fields(raw)
+    except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as e:
+        raise BadFrame(f"bad fields of a header: {e}") from None

@@ -8,18 +8,18 @@
 The binary header:
 
     2 code   1 language   2 version   4 opaque   4 flag   4+n remark   4+n fields
-    a field: 2+n key, 4+n value
+    a field: see `binary_header`
 
 The decoder holds at most one incomplete frame.
 """
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from msgspec.structs import astuple
 from mypy_extensions import i16, i32, i64
 
 from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, RESPONSE_FLAG, BadFrame, Encoding, Frame
@@ -27,9 +27,11 @@ from skylark.wire.json_header import JsonHeader, JsonReply
 
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 _OTHER: Final = LANGUAGES.index("OTHER")
-_PREFIX: Final = Struct(">II")
 _JSON: Final = 0
 _BINARY: Final = 1
+_JSON_ENCODING: Final = Encoding.JSON
+_BINARY_ENCODING: Final = Encoding.BINARY
+_Members = tuple[int, msgspec.Raw | msgspec.UnsetType, int, str, int, str | None, int]
 
 _decode_json = msgspec.json.Decoder(JsonHeader).decode
 _decode_lax = msgspec.json.Decoder(JsonHeader, strict=False).decode
@@ -40,10 +42,15 @@ _encode_json = msgspec.json.Encoder().encode
 def encode_frame(frame: Frame) -> bytes:
     """The whole frame as it goes over the wire."""
     # The binary header has two bytes for the code; Apache's encoder cuts longer ones off, and no server knows the rest.
-    encoding = frame.encoding if -0x8000 <= frame.code <= 0x7FFF else Encoding.JSON
-    header = _encode_binary_header(frame) if encoding else _encode_json_header(frame)
+    is_binary = frame.encoding is _BINARY_ENCODING and -0x8000 <= frame.code <= 0x7FFF
+    header = _encode_binary_header(frame) if is_binary else _encode_json_header(frame)
     size = len(header)
-    return b"".join((_PREFIX.pack(4 + size + len(frame.body), encoding << 24 | size), header, frame.body))
+    out = BytesWriter()
+    write_i32_be(out, i32(4 + size + len(frame.body)))
+    write_i32_be(out, i32(size + (_BINARY << 24 if is_binary else 0)))
+    out.write(header)
+    out.write(frame.body)
+    return out.getvalue()
 
 
 class FrameDecoder:
@@ -108,10 +115,16 @@ def _decode_json_header(header: bytes, body: bytes) -> Frame:
             h = _decode_lax_json(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise BadFrame(f"bad JSON header: {e}") from None
-    fields = h.ext_fields if isinstance(h.ext_fields, msgspec.Raw) else None
-    frame = Frame(h.code, None, body, h.opaque, h.flag, h.remark, h.language, h.version, Encoding.JSON, fields)
-    if h.flag & RESPONSE_FLAG:
-        frame.fields  # noqa: B018  # bad ones of a request can be answered, those of a response end the connection
+    code, given, flag, language, opaque, remark, version = cast(_Members, astuple(h))
+    fields = given if isinstance(given, msgspec.Raw) else None
+    return _checked(Frame(code, None, body, opaque, flag, remark, language, version, _JSON_ENCODING, fields))
+
+
+def _checked(frame: Frame) -> Frame:
+    """The fields of a request are decoded by who asks for them, and bad ones are answered; in a response they mean that
+    the connection can't be trusted."""
+    if frame.flag & RESPONSE_FLAG:
+        frame.fields  # noqa: B018
     return frame
 
 
@@ -136,35 +149,11 @@ def _decode_binary_header(data: bytes, start: i64, stop: i64, body: bytes) -> Fr
         fields_size = i64(read_i32_be(data, fields_at - 4))
         if fields_size < 0 or fields_at + fields_size > stop:
             raise BadFrame("a length in the binary header exceeds the header")
-        fields = _decode_fields(data, fields_at, fields_at + fields_size)
     except (IndexError, UnicodeDecodeError) as e:
         raise BadFrame(f"bad binary header: {e}") from None
     name = LANGUAGES[language] if language < len(LANGUAGES) else "OTHER"
-    return Frame(code, fields, body, opaque, flag, remark, name, version, Encoding.BINARY)
-
-
-def _decode_fields(data: bytes, start: i64, stop: i64) -> dict[str, str]:
-    # Cutting pieces out of one text is quicker than decoding each piece: Latin-1 gives a character for every byte, and
-    # only where one of them is not ASCII they have to be decoded again.
-    text = data[start:stop].decode("latin-1")
-    fields: dict[str, str] = {}
-    end = stop - start
-    at: i64 = 0
-    while at < end:
-        key_end = at + 2 + (i64(read_i16_be(data, start + at)) & 0xFFFF)
-        value_at = key_end + 4
-        value_size = i64(read_i32_be(data, start + key_end))
-        if value_size < 0:
-            raise BadFrame("a field of the binary header has a negative length")
-        fields[text[at + 2 : key_end]] = text[value_at : value_at + value_size]
-        at = value_at + value_size
-    if at != end:
-        raise BadFrame("the fields of the binary header end beyond their length")
-    return fields if text.isascii() else {_utf8(key): _utf8(value) for key, value in fields.items()}
-
-
-def _utf8(latin: str) -> str:
-    return latin.encode("latin-1").decode()
+    fields = data[fields_at : fields_at + fields_size]
+    return _checked(Frame(code, None, body, opaque, flag, remark, name, version, _BINARY_ENCODING, fields))
 
 
 def _encode_json_header(frame: Frame) -> bytes:

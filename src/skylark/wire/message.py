@@ -81,6 +81,7 @@ PROPERTY_DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 PROPERTY_CRC32: Final = "__CRC32#"
 REPLY_MESSAGE_TYPE: Final = "reply"
 KEY_SEPARATOR: Final = " "
+TAG_KEY_PREFIX: Final = "T#"  # before tags that the index files as a key
 
 TOPIC_V1_MAX_LENGTH: Final = 127
 PROPERTIES_MAX_BYTES: Final = 0x7FFF
@@ -89,8 +90,6 @@ QUEUE_OFFSET_POSITION: Final = 20
 LOG_OFFSET_POSITION: Final = 28
 
 Buffer = bytes | bytearray | memoryview
-BatchPart = tuple[int, bytes, bytes]
-"""A message in a batch: its flag, its body and its properties as they are stored."""
 _NO_HOST: Final = bytes(8)
 
 

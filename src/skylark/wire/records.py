@@ -32,7 +32,6 @@ from skylark.wire.message import (
     SYS_STORE_HOST_V6,
     TOPIC_V1_MAX_LENGTH,
     BadRecord,
-    BatchPart,
     Buffer,
     Message,
     StoredMessage,
@@ -163,6 +162,19 @@ def scan_properties(stored: bytes, special: frozenset[bytes] = frozenset()) -> P
     return found
 
 
+class BatchPart:
+    """What the messages of a batch do not have in common: flag, body, and properties as they are stored."""
+
+    __slots__ = ("body", "flag", "properties", "scan")
+
+    def __init__(self, flag: int, body: bytes, properties: bytes, scan: PropertyScan | None = None) -> None:
+        """`scan` may be of what the properties begin with, if it holds all that a scan looks for."""
+        self.flag = flag
+        self.body = body
+        self.properties = properties
+        self.scan = scan_properties(properties) if scan is None else scan
+
+
 @lru_cache(maxsize=4096)
 def _property_key(name: str) -> bytes:
     return f"\x02{name}\x01".encode()
@@ -265,10 +277,10 @@ def encode_record(
     size = record_size(message.born_host, store_host, topic) + len(message.body) + len(properties)
     sys_flag = message.sys_flag & ~(SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6) | hosts
     out = BytesWriter()
+    part = BatchPart(message.flag, message.body, properties)
     write_record(
-        out, message, message.flag, message.body, properties, size, magic, sys_flag, queue_offset, log_offset,
-        store_timestamp_ms, store_host, topic,
-    )  # fmt: skip
+        out, message, part, size, magic, sys_flag, queue_offset, log_offset, store_timestamp_ms, store_host, topic
+    )
     return out.getvalue()
 
 
@@ -280,9 +292,7 @@ def record_size(born_host: bytes, store_host: bytes, topic_field: bytes) -> int:
 def write_record(
     out: BytesWriter,
     message: Message,
-    flag: int,
-    body: bytes,
-    properties: bytes,
+    part: BatchPart,
     size: i64,
     magic: int,
     sys_flag: int,
@@ -292,13 +302,15 @@ def write_record(
     store_host: bytes,
     topic: bytes,
 ) -> None:
-    """A record whose size, sys flag and topic field were worked out before. Flag, body and properties are given, since
-    the messages of a batch have only the rest in common."""
+    """A record whose size, sys flag and topic field were worked out before. Of `message` it has what it shares with the
+    rest of its batch."""
+    body = part.body
+    properties = part.properties
     write_i32_be(out, i32(size))
     write_i32_be(out, i32(magic - 0x1_0000_0000))  # both magics have the sign bit set
     write_i32_be(out, i32(crc32(body) & 0x7FFFFFFF))
     write_i32_be(out, i32(message.queue_id))
-    write_i32_be(out, i32(flag))
+    write_i32_be(out, i32(part.flag))
     write_i64_be(out, queue_offset)
     write_i64_be(out, log_offset)
     write_i32_be(out, i32(sys_flag))
@@ -407,10 +419,10 @@ def split_batch(body: bytes) -> list[BatchPart]:
         at = properties_at + i64(read_i16_be(body, properties_at - 2))
         if at < properties_at or at > total:
             raise BadRecord("a batch whose last properties are cut short")
-        parts.append((int(flag), body[body_at : properties_at - 2], body[properties_at:at]))
+        parts.append(BatchPart(int(flag), body[body_at : properties_at - 2], body[properties_at:at]))
     return parts
 
 
 def decode_batch(body: bytes) -> list[tuple[int, bytes, dict[str, str]]]:
     """The (flag, body, properties) of the messages in a batch send; `BadRecord` when they don't fill it exactly."""
-    return [(flag, part, decode_properties(properties)) for flag, part, properties in split_batch(body)]
+    return [(part.flag, part.body, decode_properties(part.properties)) for part in split_batch(body)]

@@ -16,8 +16,9 @@ from skylark.client.message import Message, MessageQueue, OutgoingMessage, Recei
 from skylark.client.producer import Producer
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import PullMessage, ViewMessage, encode_header
+from skylark.wire.headers import PullMessage, ViewMessage
 from skylark.wire.records import decode_record, decode_records, parse_message_id
+from skylark.wire.typed import encode_header
 
 if TYPE_CHECKING:
     from drivers import Session as JavaSession

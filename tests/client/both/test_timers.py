@@ -18,9 +18,10 @@ from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import SendMessageV2, encode_header
+from skylark.wire.headers import SendMessageV2
 from skylark.wire.recall import RecallHandle
 from skylark.wire.records import encode_properties
+from skylark.wire.typed import encode_header
 
 if TYPE_CHECKING:
     from drivers import Session as JavaSession

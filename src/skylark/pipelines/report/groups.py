@@ -19,9 +19,10 @@ from skylark.spark.reading import DEFAULT_GROUP
 from skylark.wire.bodies import GroupList, decode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import QueryTopicConsumeByWho, encode_header
+from skylark.wire.headers import QueryTopicConsumeByWho
 from skylark.wire.pop import pop_retry_topic
 from skylark.wire.records import decode_records
+from skylark.wire.typed import encode_header
 
 _OF_THE_SYSTEM: Final = "CID_RMQ_SYS_"
 
