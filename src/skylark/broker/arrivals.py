@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-TagFilter = Callable[[int], bool]
+TagCodes = frozenset[int]
 RecordFilter = Callable[[bytes | memoryview], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
@@ -22,7 +22,7 @@ class Waiter:
     __slots__ = ("_timer", "accepts", "arrived", "wants")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None, accepts: RecordFilter | None = None
+        self, loop: asyncio.AbstractEventLoop, wants: TagCodes | None, accepts: RecordFilter | None = None
     ) -> None:
         self.arrived: asyncio.Future[bool] = loop.create_future()
         self.wants = wants
@@ -55,7 +55,7 @@ class Arrivals:
         self,
         topic: str,
         queue_id: int,
-        wants: TagFilter | None,
+        wants: TagCodes | None,
         timeout_s: float,
         accepts: RecordFilter | None = None,
     ) -> Waiter:
@@ -81,7 +81,7 @@ class Arrivals:
     def _tell(self, waiters: set[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
         record: memoryview | None = None
         for waiter in waiters:
-            if waiter.wants is not None and not waiter.wants(tag_code):
+            if waiter.wants is not None and tag_code not in waiter.wants:
                 continue
             if waiter.accepts is not None:
                 record = record or self._record_of(topic, queue_id, queue_offset)

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.broker.arrivals import RecordFilter, TagFilter
+from skylark.broker.arrivals import RecordFilter, TagCodes
 from skylark.selectors import BadSelector, Selector, compile_selector
 from skylark.wire.bodies import TAG, Subscription
 from skylark.wire.message import PROPERTY_RETRY_TOPIC
@@ -36,8 +36,8 @@ class BadExpression(Exception):
 class Filter(msgspec.Struct, frozen=True):
     """What a read asks of a queue's messages; None asks nothing."""
 
-    wants: TagFilter | None = None
-    """By the tag code of the queue entry."""
+    wants: TagCodes | None = None
+    """The tag codes of queue entries that are looked into."""
     accepts: RecordFilter | None = None
     """By the record in the log."""
 
@@ -88,7 +88,7 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
         return _record_filter((selector or selector_of(subscription)).matches)
     if subscription.sub_string == ALL:
         return Filter()
-    return Filter(wants=frozenset(subscription.code_set).__contains__)
+    return Filter(wants=frozenset(subscription.code_set))
 
 
 def _record_filter(matches: Callable[[StoredProperties], bool]) -> Filter:
