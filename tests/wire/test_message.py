@@ -20,7 +20,6 @@ from skylark.wire.records import (
     find_keys,
     java_hash,
     parse_message_id,
-    record_properties,
     tag_code,
 )
 
@@ -135,23 +134,6 @@ def test_the_body_of_a_pull_reply_is_records_in_a_row() -> None:
     assert [record.topic for record in decode_records(data)] == ["topic", "other"]
     with pytest.raises(BadRecord):
         list(decode_records(data[:-1]))
-
-
-@given(property_maps, st.sampled_from(["t", "t" * 200]), hosts, hosts)
-def test_properties_are_found_in_a_record(
-    properties: dict[str, str], topic: str, born_host: bytes, store_host: bytes
-) -> None:
-    message = Message(topic, 0, b"a\x02body\x01", properties, born_host=born_host)
-    record = encode_record(message, queue_offset=0, log_offset=0, store_timestamp_ms=0, store_host=store_host)
-    found = record_properties(memoryview(record))
-    assert {name: found.get(name) for name in properties} == properties
-    assert found.get("no such name") is None
-
-
-@pytest.mark.parametrize("stored", [b"a\x01b\x02a\x01\x02", b"a\x01x\x02a\x01b", b"aa\x01a\x01\x02a\x01b\x02"])
-def test_properties_of_a_record_that_others_wrote(stored: bytes) -> None:
-    record = record_of(Message("topic", 3, b"the body", {})) + stored
-    assert record_properties(memoryview(record)).get("a") == decode_properties(stored)["a"] == "b"
 
 
 @given(property_maps)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 TagCodes = frozenset[int]
-RecordFilter = Callable[[bytes | memoryview], bool]
+RecordFilter = Callable[[bytes], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
 
@@ -79,13 +79,13 @@ class Arrivals:
                 self._tell(waiters, topic, queue_id, queue_offset + number, tag_code)
 
     def _tell(self, waiters: set[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        record: memoryview | None = None
+        record: bytes | None = None
         for waiter in waiters:
             if waiter.wants is not None and tag_code not in waiter.wants:
                 continue
             if waiter.accepts is not None:
-                record = record or self._record_of(topic, queue_id, queue_offset)
-                if record is not None and not waiter.accepts(record):
+                record = record or bytes(self._record_of(topic, queue_id, queue_offset) or b"")
+                if record and not waiter.accepts(record):
                     continue
             waiter.wake(True)
 

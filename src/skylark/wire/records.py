@@ -49,7 +49,6 @@ _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
 _BATCH_HEADER_BYTES: Final = 20
 _FIXED_BYTES: Final = RECORD_HEADERS[0].size - 16 + 2
-_MAGIC_AND_SYS_FLAG = struct.Struct(">4xI28xi")
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -75,36 +74,6 @@ def decode_properties(data: Buffer | str) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
-
-
-class StoredProperties:
-    """Properties as they are stored, each found when it is asked for: for those who want few of many."""
-
-    __slots__ = ("_stored",)
-
-    def __init__(self, stored: bytes) -> None:
-        self._stored = b"\x02" + stored
-
-    def get(self, name: str) -> str | None:
-        stored = self._stored
-        key = _property_key(name)
-        at = stored.rfind(key)
-        if at < 0:
-            return None
-        at += len(key)
-        end = stored.find(b"\x02", at)
-        value = stored[at:end] if end >= 0 else stored[at:]
-        # One that is empty does not count, and there may be another before it.
-        return value.decode("utf-8", "replace") if value else decode_properties(stored).get(name)
-
-
-def record_properties(record: Buffer) -> StoredProperties:
-    """The properties of one whole record."""
-    magic, sys_flag = _MAGIC_AND_SYS_FLAG.unpack_from(record)
-    at = RECORD_HEADERS[sys_flag >> 4 & 3].size
-    at += _I32.unpack_from(record, at - 4)[0]
-    at += 3 + record[at] if magic == MAGIC_V1 else 4 + _U16.unpack_from(record, at)[0]
-    return StoredProperties(bytes(record[at:]))
 
 
 _TAGS: Final = int.from_bytes(b"TAGS", "big")
@@ -138,11 +107,6 @@ def find_keys(stored: bytes) -> tuple[str | None, str | None, str | None]:
             start = at + 1
             value_at = 0
     return unique, keys, tags
-
-
-@lru_cache(maxsize=4096)
-def _property_key(name: str) -> bytes:
-    return f"\x02{name}\x01".encode()
 
 
 # --- Java's String.hashCode -------------------------------------------------------------------------------------------
