@@ -242,12 +242,13 @@ def test_filters(tmp_path: Path) -> None:
         assert (by_record.count, by_record.next_offset) == (1, 800)
 
 
-def test_an_entry_that_leads_nowhere_is_not_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "damage"), [(27, b"\x04"), (28, b"\0\0\0\x05"), (28, b"\xff\xff\xff\xff")])
+def test_an_entry_that_leads_nowhere_is_not_served(tmp_path: Path, place: int, damage: bytes) -> None:
     with small_store(tmp_path) as store:
         fill(store, 3)
     path = tmp_path / "consumequeue" / "topic" / "0" / "00000000000000000000"
     data = bytearray(path.read_bytes())
-    data[27] ^= 4
+    data[place : place + len(damage)] = damage
     path.write_bytes(data)
     with small_store(tmp_path) as store:
         result = store.read("topic", 0, 0, 32)

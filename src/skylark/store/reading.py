@@ -161,7 +161,7 @@ class _Found:
         self.log_offset: i64 = 0  # of the last entry that was looked at
         self.is_full = False
         self.is_removing = False  # the last message that was looked for is not in the log any more
-        self._skip_before: i64 = 0
+        self._skip_before: i64 = 0  # what lies before it in the log was deleted
         self._pages: mmap.mmap | None = None
         self._pages_start: i64 = 0  # of the part of the log that `_pages` holds
         self._pages_end: i64 = 0
