@@ -48,7 +48,7 @@ demo: $(SETUP) ## broker, orders, a streaming aggregation and an archive on Spar
 test: $(SETUP) ## everything that must pass
 	$(MAKE) --no-print-directory --output-sync -j 3 lint compiled interop
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
-	SKYLARK_PURE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/wire tests/net tests/store/test_store.py tests/store/test_index.py
+	SKYLARK_PURE=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/wire tests/net tests/selectors tests/store/test_store.py tests/store/test_reading.py tests/store/test_index.py
 
 interop: $(SETUP) ## fetch Apache's clients and server for the tests that use them
 	$(BIN)/python tools/interop_setup.py

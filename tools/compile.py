@@ -29,11 +29,12 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 MODULES = [
     SOURCE / "skylark" / f"{name}.py"
     for name in (
-        "wire/binary_header", "wire/frame", "wire/framing", "wire/message", "wire/records", "wire/sending",
-        "wire/typed", "net/connection",
+        "wire/binary_header", "wire/frame", "wire/framing", "wire/lookup", "wire/message", "wire/records",
+        "wire/sending", "wire/typed", "net/connection",
         "store/appended", "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading",
-        "store/store",
-        "broker/arrivals", "broker/polling", "broker/pull", "broker/put", "broker/send", "broker/tally",
+        "store/store", "selectors/nodes", "selectors/values",
+        "broker/arrivals", "broker/filters", "broker/polling", "broker/pull", "broker/put", "broker/send",
+        "broker/tally",
     )
 ]  # fmt: skip
 
@@ -46,7 +47,7 @@ def products() -> list[Path]:
 def state() -> str:
     """What the compiled modules depend on, in one word: the sources whose types they use, and the Python."""
     digest = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes())
-    for package in ("wire", "net", "store", "broker", "config"):
+    for package in ("wire", "net", "store", "selectors", "broker", "config"):
         for path in sorted((SOURCE / "skylark" / package).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skylark.selectors import MAX_LENGTH, BadSelector, EvaluationError, compile_selector
 from skylark.selectors.expressions import MAX_DEPTH
+from skylark.selectors.values import Long, compare
 
 MESSAGE = {"price": "12", "color": "red", "note": "it's", "flag": "true", "word": "abc"}
 
@@ -59,6 +64,36 @@ def test_what_cant_be_evaluated_does_not_match(expression: str) -> None:
     with pytest.raises(EvaluationError):
         selector.evaluate(MESSAGE)
     assert not selector.matches(MESSAGE)
+
+
+SIGNS = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+LIMITS = [9, 10, 999_999_999, 1_000_000_000, 2**31 - 1, 2**31, 2**63 - 1, 2**63]
+whole = st.integers(0, 2**63 - 1) | st.sampled_from(LIMITS[:-1])
+numbers = (whole | st.sampled_from(LIMITS) | st.floats()).map(str)
+values = st.one_of(
+    numbers, numbers.map("-{}".format), numbers.map("00{}".format), st.text("+-.0123456789\u0663 ", min_size=1)
+)
+
+
+literals = whole | st.floats(0.1, 1e300)
+
+
+@given(values, st.sampled_from([*SIGNS]), literals | literals.map(operator.neg))
+def test_a_property_beside_a_number(value: str, sign: str, number: float) -> None:
+    """By the rule for all values, whatever is quicker for these two."""
+    selector = compile_selector(f"a {sign} {number}")
+    try:
+        order = compare(value, Long(number) if isinstance(number, int) and abs(number) >= 2**31 else number)
+    except EvaluationError:
+        with pytest.raises(EvaluationError):
+            selector.evaluate({"a": value})
+    else:
+        assert selector.evaluate({"a": value}) is SIGNS[sign](order, 0)
+
+
+@given(st.text("ab\u00e9\ufffd", min_size=1, max_size=3), st.text("ab\u00e9\ufffd", max_size=3))
+def test_a_property_beside_a_string(value: str, wanted: str) -> None:
+    assert compile_selector(f"a = '{wanted}'").evaluate({"a": value}) is (value == wanted)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from skylark.wire.records import (
     encode_record,
     java_hash,
     parse_message_id,
-    record_properties,
-    scan_properties,
     tag_code,
 )
 
@@ -137,23 +135,6 @@ def test_the_body_of_a_pull_reply_is_records_in_a_row() -> None:
         list(decode_records(data[:-1]))
 
 
-@given(property_maps, st.sampled_from(["t", "t" * 200]), hosts, hosts)
-def test_properties_are_found_in_a_record(
-    properties: dict[str, str], topic: str, born_host: bytes, store_host: bytes
-) -> None:
-    message = Message(topic, 0, b"a\x02body\x01", properties, born_host=born_host)
-    record = encode_record(message, queue_offset=0, log_offset=0, store_timestamp_ms=0, store_host=store_host)
-    found = record_properties(memoryview(record))
-    assert {name: found.get(name) for name in properties} == properties
-    assert found.get("no such name") is None
-
-
-@pytest.mark.parametrize("stored", [b"a\x01b\x02a\x01\x02", b"a\x01x\x02a\x01b", b"aa\x01a\x01\x02a\x01b\x02"])
-def test_properties_of_a_record_that_others_wrote(stored: bytes) -> None:
-    record = record_of(Message("topic", 3, b"the body", {})) + stored
-    assert record_properties(memoryview(record)).get("a") == decode_properties(stored)["a"] == "b"
-
-
 @given(property_maps)
 def test_properties_come_back(properties: dict[str, str]) -> None:
     assert decode_properties(encode_properties(properties)) == properties
@@ -225,29 +206,6 @@ def test_message_ids_lead_back(host: bytes, offset: int) -> None:
 def test_other_texts_are_no_message_ids(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 -- the message is fromhex's or ours
         parse_message_id(text)
-
-
-@given(st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a", "é", "\x01", "\x02", ""]), max_size=20))
-def test_keys_are_found_as_in_the_map(words: list[str]) -> None:
-    stored = "".join(words).encode()
-    properties = decode_properties(stored)
-    found = scan_properties(stored)
-    places = (found.unique_at, found.unique_end), (found.keys_at, found.keys_end), (found.tags_at, found.tags_end)
-    assert [stored[at:end].decode() for at, end in places] == [
-        properties.get(name, "") for name in ("UNIQ_KEY", "KEYS", "TAGS")
-    ]
-
-
-@given(st.lists(st.sampled_from(["TAGS", "WAIT", "a", "é", "\x01", "\x02", ""]), max_size=20))
-def test_properties_are_special_when_the_map_is_not_what_is_stored(words: list[str]) -> None:
-    stored = "".join(words).encode()
-    properties = decode_properties(stored)
-    has_special_name = "WAIT" in properties or "é" in properties
-    found = scan_properties(stored, frozenset((b"WAIT", "é".encode())))
-    pairs = stored.decode().removesuffix("\x02").split("\x02") if stored else []
-    assert found.is_special == (
-        has_special_name or len([pair for pair in pairs if decode_properties(pair)]) < len(pairs)
-    )
 
 
 @given(st.lists(st.tuples(int32, st.binary(max_size=50), property_maps), max_size=5))

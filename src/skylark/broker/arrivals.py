@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-TagFilter = Callable[[int], bool]
-RecordFilter = Callable[[bytes | memoryview], bool]
+TagCodes = frozenset[int]
+RecordFilter = Callable[[bytes], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
 
@@ -22,7 +22,7 @@ class Waiter:
     __slots__ = ("_timer", "accepts", "arrived", "wants")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wants: TagFilter | None, accepts: RecordFilter | None = None
+        self, loop: asyncio.AbstractEventLoop, wants: TagCodes | None, accepts: RecordFilter | None = None
     ) -> None:
         self.arrived: asyncio.Future[bool] = loop.create_future()
         self.wants = wants
@@ -55,7 +55,7 @@ class Arrivals:
         self,
         topic: str,
         queue_id: int,
-        wants: TagFilter | None,
+        wants: TagCodes | None,
         timeout_s: float,
         accepts: RecordFilter | None = None,
     ) -> Waiter:
@@ -79,13 +79,13 @@ class Arrivals:
                 self._tell(waiters, topic, queue_id, queue_offset + number, tag_code)
 
     def _tell(self, waiters: set[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        record: memoryview | None = None
+        record: bytes | None = None
         for waiter in waiters:
-            if waiter.wants is not None and not waiter.wants(tag_code):
+            if waiter.wants is not None and tag_code not in waiter.wants:
                 continue
             if waiter.accepts is not None:
-                record = record or self._record_of(topic, queue_id, queue_offset)
-                if record is not None and not waiter.accepts(record):
+                record = record or bytes(self._record_of(topic, queue_id, queue_offset) or b"")
+                if record and not waiter.accepts(record):
                     continue
             waiter.wake(True)
 

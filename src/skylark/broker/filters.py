@@ -9,21 +9,22 @@ wants of the topic that it came from.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-import msgspec
+from mypy_extensions import i64
 
-from skylark.broker.arrivals import RecordFilter, TagFilter
+from skylark.broker.arrivals import RecordFilter, TagCodes
 from skylark.selectors import BadSelector, Selector, compile_selector
 from skylark.wire.bodies import TAG, Subscription
+from skylark.wire.lookup import find_text, properties_position, property_key
 from skylark.wire.message import PROPERTY_RETRY_TOPIC
-from skylark.wire.records import StoredProperties, java_hash, record_properties
+from skylark.wire.records import java_hash
 
 ALL: Final = "*"
 SQL92: Final = "SQL92"
+_RETRY_TOPIC: Final = property_key(PROPERTY_RETRY_TOPIC)
 
 SelectorOf = Callable[[str], Selector | None]
 """What a group wants of a topic, if that is an expression."""
@@ -33,13 +34,14 @@ class BadExpression(Exception):
     """A subscription that can't be understood."""
 
 
-class Filter(msgspec.Struct, frozen=True):
+class Filter:
     """What a read asks of a queue's messages; None asks nothing."""
 
-    wants: TagFilter | None = None
-    """By the tag code of the queue entry."""
-    accepts: RecordFilter | None = None
-    """By the record in the log."""
+    __slots__ = ("accepts", "wants")
+
+    def __init__(self, wants: TagCodes | None = None, accepts: RecordFilter | None = None) -> None:
+        self.wants = wants  # by the tag code of the queue entry
+        self.accepts = accepts  # by the record in the log
 
 
 def parse_subscription(topic: str, expression: str | None, expression_type: str | None) -> Subscription:
@@ -85,18 +87,21 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
     if subscription.class_filter_mode:
         return Filter()
     if not subscription.is_by_tag:
-        return _record_filter((selector or selector_of(subscription)).matches)
+        return _record_filter((selector or selector_of(subscription)).root.matches)
     if subscription.sub_string == ALL:
         return Filter()
-    return Filter(wants=frozenset(subscription.code_set).__contains__)
+    return Filter(wants=frozenset(subscription.code_set))
 
 
-def _record_filter(matches: Callable[[StoredProperties], bool]) -> Filter:
-    def accepts(record: bytes | memoryview) -> bool:
+def _record_filter(matches: Callable[[bytes, i64], bool]) -> Filter:
+    """A filter by a record's properties, which begin at a position of it."""
+
+    def accepts(record: bytes) -> bool:
         try:
-            return matches(record_properties(record))
-        except (struct.error, IndexError):
+            start = properties_position(record)
+        except IndexError:
             return True  # damaged: the consumer finds out, as it does without a filter, and nothing is passed over
+        return matches(record, start)
 
     return Filter(accepts=accepts)
 
@@ -104,8 +109,8 @@ def _record_filter(matches: Callable[[StoredProperties], bool]) -> Filter:
 def retry_filter(wanted: SelectorOf) -> Filter:
     """The filter of a retry topic: what the group wants of the topic that a message came from."""
 
-    def matches(properties: StoredProperties) -> bool:
-        selector = wanted(properties.get(PROPERTY_RETRY_TOPIC) or "")
-        return selector is None or selector.matches(properties)
+    def matches(record: bytes, start: i64) -> bool:
+        selector = wanted(find_text(record, start, _RETRY_TOPIC) or "")
+        return selector is None or selector.root.matches(record, start)
 
     return _record_filter(matches)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from skylark.broker.access import Access
-from skylark.broker.arrivals import TagFilter, Waiter
+from skylark.broker.arrivals import TagCodes, Waiter
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
@@ -121,7 +121,7 @@ class Peeks:
         request: Frame,
         header: Notification,
         topic: TopicConfig,
-        wants: TagFilter | None,
+        wants: TagCodes | None,
         expires_ms: int,
     ) -> Frame:
         while True:
@@ -134,7 +134,7 @@ class Peeks:
                 return _told(request, has_message=False, is_full=again)
             waiter = again
 
-    def _suspend(self, header: Notification, wants: TagFilter | None, expires_ms: int, now_ms: int) -> Waiter | bool:
+    def _suspend(self, header: Notification, wants: TagCodes | None, expires_ms: int, now_ms: int) -> Waiter | bool:
         """Registers for the next arrival; else whether that is because too many wait."""
         left_ms = expires_ms - now_ms
         if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS or self._waiters.closed:
@@ -142,7 +142,7 @@ class Peeks:
         waiter = self._waiters.wait(header.topic, header.consumer_group, header.queue_id, wants, left_ms / 1000)
         return True if waiter is None else waiter
 
-    def _has_message(self, header: Notification, topic: TopicConfig, wants: TagFilter | None, now_ms: int) -> bool:
+    def _has_message(self, header: Notification, topic: TopicConfig, wants: TagCodes | None, now_ms: int) -> bool:
         for name, queue_id in [*self._places(header, topic), *self._retry_places(header)]:
             if header.order and self._orders.blocked_until_ms(
                 header.topic, header.consumer_group, queue_id, header.attempt_id, now_ms
@@ -155,7 +155,7 @@ class Peeks:
             if wants is None or name != header.topic or rest >= _FILTERED_AT_MOST:
                 return True
             if any(
-                (entry := self._store.entry(name, queue_id, offset + step)) is not None and wants(entry.tag_code)
+                (entry := self._store.entry(name, queue_id, offset + step)) is not None and entry.tag_code in wants
                 for step in range(rest)
             ):
                 return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from skylark.broker.arrivals import TagFilter, Waiter
+from skylark.broker.arrivals import TagCodes, Waiter
 from skylark.broker.config import BrokerConfig
 from skylark.wire.pop import pop_retry_topic
 
@@ -32,7 +32,7 @@ class PopWaiters:
         self._watched: dict[str, dict[tuple[str, str], int]] = {}
         self.closed = False
 
-    def wait(self, topic: str, group: str, queue_id: int, wants: TagFilter | None, timeout_s: float) -> Waiter | None:
+    def wait(self, topic: str, group: str, queue_id: int, wants: TagCodes | None, timeout_s: float) -> Waiter | None:
         """Registers a waiter; await its `arrived`. It leaves the table by itself. None if there is no more room."""
         key = (topic, group, queue_id)
         if self._total >= self._config.max_pop_polling_size or self.count(*key) > self._config.pop_polling_size:
@@ -70,7 +70,7 @@ class PopWaiters:
         for waiter in reversed(waiters) if self._latest_first else waiters:
             if waiter.arrived.done():
                 continue  # woken, and about to look
-            if tag_code is None or waiter.wants is None or waiter.wants(tag_code):
+            if tag_code is None or waiter.wants is None or tag_code in waiter.wants:
                 waiter.wake(True)
                 return True
         return False

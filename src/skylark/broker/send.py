@@ -24,6 +24,7 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
+from skylark.wire.lookup import PropertyScan, find_text, property_key, scan_properties
 from skylark.wire.message import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
@@ -41,16 +42,14 @@ from skylark.wire.message import (
 )
 from skylark.wire.records import (
     BatchPart,
-    PropertyScan,
-    StoredProperties,
     decode_properties,
     encode_properties,
-    scan_properties,
     split_batch,
 )
 from skylark.wire.sending import SendRequest, decode_send
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
+_WAIT: Final = property_key(PROPERTY_WAIT_STORE_OK)
 # A message that has one of these is not stored as it comes.
 _SPECIAL: Final = frozenset(
     name.encode()
@@ -133,7 +132,7 @@ class Sends:
         appended = self._put.batch(message, [part], self._clock())
         unique_key = stored[scan.unique_at : scan.unique_end].decode("utf-8", "replace")
         reply = self._acknowledge(frame, appended, message.queue_id, unique_key)
-        if self._put.is_synchronous and StoredProperties(stored).get(PROPERTY_WAIT_STORE_OK) != "false":
+        if self._put.is_synchronous and find_text(stored, 0, _WAIT) != "false":
             return self._put.when_flushed(appended, reply)
         return reply
 

@@ -3,9 +3,9 @@
     selector = compile_selector("price > 10 AND region IN ('eu', 'us')")
     selector.matches({"price": "12", "region": "eu"})
 
-An expression is compiled once, to a function of the properties; it is evaluated in one walk over its parts. Its length
-and nesting are bounded, so neither takes long. What the rules are, and where they may surprise, is told in
-`expressions` (operators and nulls) and `values` (types and conversions).
+An expression is compiled once, to `nodes` that are evaluated over the properties where they are stored; in one walk
+over its parts. Its length and nesting are bounded, so neither takes long. What the rules are, and where they may
+surprise, is told in `expressions` (operators and nulls) and `values` (types and conversions).
 """
 
 from __future__ import annotations

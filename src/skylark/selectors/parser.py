@@ -1,4 +1,4 @@
-"""From the text of an expression to its function: the grammar, driven token by token.
+"""From the text of an expression to its nodes: the grammar, driven token by token.
 
 As in Apache's parser, which does not ask for the end of its input, an expression ends where the grammar can't go on:
 of `a = 1 b = 2` only `a = 1` counts. What was left out is in `Selector.ignored`, for a warning.
@@ -9,7 +9,6 @@ first use, so that who never filters by SQL does not wait for it.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
@@ -19,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from skylark.selectors import expressions as build
-from skylark.selectors.expressions import BadSelector, Evaluate, Node, Properties
-from skylark.selectors.values import EvaluationError
+from skylark.selectors.expressions import BadSelector
+from skylark.selectors.nodes import Node
+from skylark.selectors.values import Value
+from skylark.wire.records import encode_properties
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -84,7 +85,6 @@ BLOCK_COMMENT.3: /\/\*[^*]*\*(?:\*|[^*\/][^*]*\*)*\//
 %ignore BLOCK_COMMENT
 """
 
-_RELATIONS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TEXT_TESTS: Final = {"CONTAINS": str.__contains__, "STARTSWITH": str.startswith, "ENDSWITH": str.endswith}
 
 
@@ -92,22 +92,23 @@ class Selector(msgspec.Struct, frozen=True, eq=False):
     """A compiled expression."""
 
     text: str
-    evaluate: Evaluate
-    """True, False or None for unknown; raises EvaluationError."""
+    root: Node
+    """What evaluates it, over properties as they are stored."""
     ignored: str = ""
     """What follows the expression in the text, and does not count."""
 
-    def matches(self, properties: Properties) -> bool:
+    def evaluate(self, properties: dict[str, str]) -> Value:
+        """True, False or None for unknown; raises EvaluationError."""
+        return self.root.evaluate(encode_properties(properties), 0)
+
+    def matches(self, properties: dict[str, str]) -> bool:
         """Whether the expression is true; it is not when it can't be evaluated."""
-        try:
-            return self.evaluate(properties) is True
-        except EvaluationError:
-            return False
+        return self.root.matches(encode_properties(properties), 0)
 
 
 @lru_cache(maxsize=_CACHED)
 def compile_selector(text: str) -> Selector:
-    """The function behind an expression. Raises BadSelector.
+    """What an expression means. Raises BadSelector.
 
     >>> compile_selector("a BETWEEN 1 AND 3").matches({"a": "2"})
     True
@@ -135,7 +136,7 @@ def compile_selector(text: str) -> Selector:
 
 
 def _selector(text: str, node: Node, end: int) -> Selector:
-    return Selector(text, build.as_boolean(node).evaluate, text[end:])
+    return Selector(text, build.as_boolean(node), text[end:])
 
 
 @cache
@@ -172,7 +173,7 @@ _ACTIONS: Final[dict[str, Callable[..., Any]]] = {
     "not_equal": lambda left, right: build.invert(build.equal(left, right), left.at),
     "is_null": lambda node, *_: build.is_null(node),
     "is_not_null": lambda node, *_: build.invert(build.is_null(node), node.at),
-    "relation": lambda left, sign, right: build.relation(left, _RELATIONS[sign], right),
+    "relation": lambda left, sign, right: build.relation(left, str(sign), right),
     "text_test": _text_test,
     "not_text_test": lambda node, _, word, search: _text_test(node, word, search, inverted=True),
     "between": lambda node, _, low, _and, high: build.between(node, low, high),

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 INTEGER_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 
@@ -29,6 +31,7 @@ class EvaluationError(Exception):
     """An expression that can't be evaluated for these properties."""
 
 
+@mypyc_attr(native_class=False)
 class Long(int):
     """A whole number beyond 32 bits."""
 

@@ -18,14 +18,15 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases
 from skylark.wire.records import topic_field
 
-ENTRY_BYTES = 20
+ENTRY_BYTES: Final = 20
 ENTRY = struct.Struct(">qiq")
-BLANK_SIZE = 0x7FFFFFFF
+BLANK_SIZE: Final = 0x7FFFFFFF
 _BLANK = ENTRY.pack(0, BLANK_SIZE, 0)
 _RESERVE_FIRST_BYTES = 64 << 10
 _RESERVE_MOST_BYTES = 1 << 20

@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
+from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
@@ -25,10 +26,11 @@ from skylark.wire.message import LOG_OFFSET_POSITION, SYS_BORN_HOST_V6, SYS_FLAG
 
 log = logging.getLogger(__name__)
 
-MAX_READ_BYTES = 128 << 20
+MAX_READ_BYTES: Final = 128 << 20
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
-_BORN_HOST_POSITION = 48
+_BORN_HOST_POSITION: Final = 48
+_MIN_RECORD_BYTES: Final = LOG_OFFSET_POSITION + 8
 
 
 class QueueReader:
@@ -46,7 +48,7 @@ class QueueReader:
         offset: int,
         max_count: int,
         max_bytes: int,
-        wants: Callable[[int], bool] | None,
+        wants: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
         queue = self._queues.get((topic, queue_id))
@@ -69,72 +71,34 @@ class QueueReader:
         offset: int,
         max_count: int,
         max_bytes: int,
-        wants: Callable[[int], bool] | None,
+        wants: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
         """The messages of a read that begins inside the queue."""
         config = self._config
         scan_count = max(-(-config.max_filter_bytes // ENTRY_BYTES), max_count)
         stop = min(queue.max_offset, offset + scan_count, queue.next_file_offset(offset))
-        max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
-        cached = (
-            min(max_count, config.max_transfer_count_in_memory),
-            min(max_bytes, config.max_transfer_bytes_in_memory),
-        )
-        on_disk = min(max_count, config.max_transfer_count_on_disk), min(max_bytes, config.max_transfer_bytes_on_disk)
-        cached_from: i64 = self._log.end_offset - self._cached_bytes
-        status = ReadStatus.NO_MATCHED_MESSAGE
-        records: list[bytes] = []
-        total: i64 = 0
-        next_offset = offset
-        log_offset: i64 = 0
-        skip_before: i64 = 0
-        segment_start: i64 = 0  # of the part of the log that `pages` holds
-        segment_end: i64 = 0
-        pages: mmap.mmap | None = None
-        full = False
-        while next_offset < stop and not full:
-            # A plain read needs as many entries as messages; only filters look further.
-            entries = queue.entries(next_offset, min(stop - next_offset, max(max_count, 32)))
+        # A plain read needs as many entries as messages; only filters look further.
+        step = max(max_count, 32) if wants is None and accepts is None else scan_count
+        cached_from = self._log.end_offset - self._cached_bytes
+        found = _Found(self._log, queue, _Limits(config, max_count, max_bytes, cached_from))
+        is_missing = False
+        while offset < stop and not found.is_full:
+            entries = queue.entries(offset, min(stop - offset, step))
             if not entries:
-                status = ReadStatus.OFFSET_FOUND_NULL
-                next_offset = queue.next_file_offset(next_offset)
+                is_missing = True
+                offset = queue.next_file_offset(offset)
                 break
-            for at in range(0, len(entries), ENTRY_BYTES):
-                entry_log_offset = read_i64_be(entries, at)
-                size = i64(read_i32_be(entries, at + 8))
-                if records:
-                    most_records, most_bytes = cached if entry_log_offset >= cached_from else on_disk
-                    if len(records) >= most_records or total + size > most_bytes:
-                        full = True
-                        break
-                log_offset = entry_log_offset
-                next_offset += 1
-                if log_offset < skip_before:
-                    continue
-                if wants is None or wants(int(read_i64_be(entries, at + 12))):
-                    if not segment_start <= log_offset < segment_end:
-                        found = self._log.pages(log_offset)
-                        segment_start, segment_end, pages = found if found is not None else (0, 0, None)
-                    if pages is None or log_offset + size > segment_end:
-                        if size != BLANK_SIZE:
-                            skip_before = self._log.next_segment_offset(log_offset)
-                            status = ReadStatus.MESSAGE_WAS_REMOVING
-                        continue
-                    record = pages[log_offset - segment_start : log_offset - segment_start + size]
-                    if read_i32_be(record, 0) != size or read_i64_be(record, LOG_OFFSET_POSITION) != log_offset:
-                        place = f"{queue.topic}-{queue.queue_id} at {next_offset - 1}"
-                        log.error("%s: no record at log offset %d", place, log_offset)
-                        continue
-                    if accepts is None or accepts(record):
-                        records.append(record)
-                        total += size
-                        skip_before = 0
-                        continue
-                status = ReadStatus.NO_MATCHED_MESSAGE
+            offset += found.look_at(entries, offset, wants, accepts)
+        if found.records:
+            status = ReadStatus.FOUND
+        elif is_missing:
+            status = ReadStatus.OFFSET_FOUND_NULL
+        else:
+            status = ReadStatus.MESSAGE_WAS_REMOVING if found.is_removing else ReadStatus.NO_MATCHED_MESSAGE
         return ReadResult(
-            ReadStatus.FOUND if records else status, next_offset, queue.min_offset, queue.max_offset, records,
-            int(total), log_offset < cached_from,
+            status, offset, queue.min_offset, queue.max_offset, found.records, int(found.size_bytes),
+            found.log_offset < cached_from,
         )  # fmt: skip
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -165,3 +129,102 @@ class QueueReader:
 
         found = queue.first(is_later, low, high)
         return max(found - 1, low) if upper else found
+
+
+class _Limits:
+    """How much one read gives: less from the log offsets before `cached_from`."""
+
+    def __init__(self, config: StoreConfig, max_count: int, max_bytes: int, cached_from: int) -> None:
+        max_bytes = min(max(max_bytes, 100), MAX_READ_BYTES)
+        self._cached_from: i64 = cached_from
+        self._cached_count: i64 = min(max_count, config.max_transfer_count_in_memory)
+        self._cached_bytes: i64 = min(max_bytes, config.max_transfer_bytes_in_memory)
+        self._disk_count: i64 = min(max_count, config.max_transfer_count_on_disk)
+        self._disk_bytes: i64 = min(max_bytes, config.max_transfer_bytes_on_disk)
+
+    def allow(self, count: i64, size_bytes: i64, log_offset: i64) -> bool:
+        """Whether a read may have so many messages before the one at a log offset, and so many bytes with it."""
+        if log_offset >= self._cached_from:
+            return count < self._cached_count and size_bytes <= self._cached_bytes
+        return count < self._disk_count and size_bytes <= self._disk_bytes
+
+
+class _Found:
+    """What a read has come to so far."""
+
+    def __init__(self, commit_log: CommitLog, queue: ConsumeQueue, limits: _Limits) -> None:
+        self._log = commit_log
+        self._queue = queue
+        self._limits = limits
+        self.records: list[bytes] = []
+        self.size_bytes: i64 = 0
+        self.log_offset: i64 = 0  # of the last entry that was looked at
+        self.is_full = False
+        self.is_removing = False  # the last message that was looked for is not in the log any more
+        self._skip_before: i64 = 0  # what lies before it in the log was deleted
+        self._pages: mmap.mmap | None = None
+        self._pages_start: i64 = 0  # of the part of the log that `_pages` holds
+        self._pages_end: i64 = 0
+
+    def look_at(
+        self, entries: bytes, offset: int, wants: frozenset[int] | None, accepts: Callable[[bytes], bool] | None
+    ) -> int:
+        """Goes through the entries at an offset, as far as there is room for more messages; how many those were."""
+        limits = self._limits
+        bits: i64 = _bits(wants) if wants is not None else 0
+        at: i64 = 0
+        end: i64 = len(entries)
+        while at < end:
+            log_offset = read_i64_be(entries, at)
+            size = i64(read_i32_be(entries, at + 8))
+            if self.records and not limits.allow(len(self.records), self.size_bytes + size, log_offset):
+                self.is_full = True
+                break
+            code = read_i64_be(entries, at + 12)
+            at += ENTRY_BYTES
+            self.log_offset = log_offset
+            if log_offset < self._skip_before:
+                continue
+            # The bit spares most entries the lookup, which takes longer than all the rest.
+            if wants is None or (bits >> (code & 31) & 1 and int(code) in wants):
+                record = self._record(log_offset, size, offset + at // ENTRY_BYTES - 1)
+                if record is None:
+                    continue
+                if accepts is None or accepts(record):
+                    self.records.append(record)
+                    self.size_bytes += size
+                    self._skip_before = 0
+                    continue
+            self.is_removing = False
+        return int(at // ENTRY_BYTES)
+
+    def _record(self, log_offset: i64, size: i64, offset: i64) -> bytes | None:
+        """The record that the entry at an offset leads to, if it is there."""
+        if not self._pages_start <= log_offset < self._pages_end:
+            found = self._log.pages(log_offset)
+            self._pages_start, self._pages_end, self._pages = found if found is not None else (0, 0, None)
+        pages = self._pages
+        if pages is None or log_offset + size > self._pages_end:
+            if size != BLANK_SIZE:
+                self._skip_before = self._log.next_segment_offset(log_offset)
+                self.is_removing = True
+            return None
+        at = log_offset - self._pages_start
+        record = pages[at : at + size]
+        if (
+            size < _MIN_RECORD_BYTES
+            or read_i32_be(record, 0) != size
+            or read_i64_be(record, LOG_OFFSET_POSITION) != log_offset
+        ):
+            place = f"{self._queue.topic}-{self._queue.queue_id} at {offset}"
+            log.error("%s: no record at log offset %d", place, log_offset)
+            return None
+        return record
+
+
+def _bits(codes: frozenset[int]) -> int:
+    """One of 32 bits, chosen by its last five, for each code."""
+    bits = 0
+    for code in codes:
+        bits |= 1 << (code & 31)
+    return bits

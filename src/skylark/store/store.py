@@ -246,7 +246,7 @@ class Store:
         offset: int,
         max_count: int,
         max_bytes: int = MAX_READ_BYTES,
-        wants: Callable[[int], bool] | None = None,
+        wants: frozenset[int] | None = None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> ReadResult:
         """Messages of a queue from an offset on: those whose tag code is wanted and whose record is accepted.

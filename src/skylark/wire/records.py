@@ -20,9 +20,10 @@ from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
-from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be, write_i64_be
 from mypy_extensions import i16, i32, i64
 
+from skylark.wire.lookup import PropertyScan, scan_properties
 from skylark.wire.message import (
     MAGIC_V1,
     MAGIC_V2,
@@ -48,7 +49,6 @@ _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
 _BATCH_HEADER_BYTES: Final = 20
 _FIXED_BYTES: Final = RECORD_HEADERS[0].size - 16 + 2
-_MAGIC_AND_SYS_FLAG = struct.Struct(">4xI28xi")
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -76,92 +76,6 @@ def decode_properties(data: Buffer | str) -> dict[str, str]:
     return properties
 
 
-class StoredProperties:
-    """Properties as they are stored, each found when it is asked for: for those who want few of many."""
-
-    __slots__ = ("_stored",)
-
-    def __init__(self, stored: bytes) -> None:
-        self._stored = b"\x02" + stored
-
-    def get(self, name: str) -> str | None:
-        stored = self._stored
-        key = _property_key(name)
-        at = stored.rfind(key)
-        if at < 0:
-            return None
-        at += len(key)
-        end = stored.find(b"\x02", at)
-        value = stored[at:end] if end >= 0 else stored[at:]
-        # One that is empty does not count, and there may be another before it.
-        return value.decode("utf-8", "replace") if value else decode_properties(stored).get(name)
-
-
-def record_properties(record: Buffer) -> StoredProperties:
-    """The properties of one whole record."""
-    magic, sys_flag = _MAGIC_AND_SYS_FLAG.unpack_from(record)
-    at = RECORD_HEADERS[sys_flag >> 4 & 3].size
-    at += _I32.unpack_from(record, at - 4)[0]
-    at += 3 + record[at] if magic == MAGIC_V1 else 4 + _U16.unpack_from(record, at)[0]
-    return StoredProperties(bytes(record[at:]))
-
-
-_TAGS: Final = int.from_bytes(b"TAGS", "big")
-_KEYS: Final = int.from_bytes(b"KEYS", "big")
-_UNIQ_KEY: Final = int.from_bytes(b"UNIQ_KEY", "big")
-
-
-class PropertyScan:
-    """Where stored properties hold the values that a message is found by, from each `at` to its `end`."""
-
-    __slots__ = ("is_special", "keys_at", "keys_end", "tags_at", "tags_end", "unique_at", "unique_end")
-
-    def __init__(self) -> None:
-        self.unique_at: i64 = 0
-        self.unique_end: i64 = 0
-        self.keys_at: i64 = 0
-        self.keys_end: i64 = 0
-        self.tags_at: i64 = 0
-        self.tags_end: i64 = 0
-        self.is_special = False
-
-
-def scan_properties(stored: bytes, special: frozenset[bytes] = frozenset()) -> PropertyScan:
-    """Looks through stored properties once, without making a map of them.
-
-    They are special if one of them has such a name, or if the map would not be the same as what is stored: a pair with
-    an empty name or value is left out of it.
-    """
-    found = PropertyScan()
-    start: i64 = 0  # of a property, whose value is at `value_at` once its name has ended
-    value_at: i64 = 0
-    size: i64 = len(stored)
-    for at in range(size + 1):
-        byte: i64 = 2
-        if at < size:
-            byte = i64(stored[at])
-        if byte == 1 and not value_at:
-            value_at = at + 1
-        elif byte == 2:
-            name_size = value_at - 1 - start
-            if name_size <= 0 or value_at >= at:
-                found.is_special = found.is_special or start < at or at < size
-            elif name_size == 8 and read_i64_be(stored, start) == _UNIQ_KEY:
-                found.unique_at = value_at
-                found.unique_end = at
-            elif name_size == 4 and read_i32_be(stored, start) == _TAGS:
-                found.tags_at = value_at
-                found.tags_end = at
-            elif name_size == 4 and read_i32_be(stored, start) == _KEYS:
-                found.keys_at = value_at
-                found.keys_end = at
-            elif special and stored[start : value_at - 1] in special:
-                found.is_special = True
-            start = at + 1
-            value_at = 0
-    return found
-
-
 class BatchPart:
     """What the messages of a batch do not have in common: flag, body, and properties as they are stored."""
 
@@ -173,11 +87,6 @@ class BatchPart:
         self.body = body
         self.properties = properties
         self.scan = scan_properties(properties) if scan is None else scan
-
-
-@lru_cache(maxsize=4096)
-def _property_key(name: str) -> bytes:
-    return f"\x02{name}\x01".encode()
 
 
 # --- Java's String.hashCode -------------------------------------------------------------------------------------------
