@@ -54,9 +54,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             if kind == "apache":
                 fetch_apache()
             wanted = {"enablePropertyFilter": "true", "recallMessageEnable": "true", **SOON_ASKED}
-            if kind == "apache":
-                # Its timer wheel is copied as a whole at each flush: each second, that is a fifth of a core.
-                wanted["timerFlushIntervalMs"] = "10000"
             server = SERVERS[kind](tmp_path_factory.mktemp(kind), **wanted)
             server.start()
             running[kind] = server
