@@ -259,7 +259,7 @@ class SkylarkServer(Server):
 
 class ApacheServer(Server):
     # Small and soon up, for tests; a measurement sets what the server needs to be quick. With TLS each process makes a
-    # key first, which takes it 3 s; no client here asks for TLS.
+    # key first, which takes it 2 to 3 s; no client here asks for TLS.
     java_options: Sequence[str] = (
         *("-Xms128m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
         "-Dtls.server.mode=disabled",
