@@ -105,6 +105,7 @@ def measure(kind: str, options: argparse.Namespace) -> dict[str, str]:
         if kind == "apache":
             server = ApacheServer(Path(scratch))
             server.java_options = SERVER_OPTIONS
+            server.housekeeping = {}
         else:
             server = SkylarkServer(Path(scratch))
         try:

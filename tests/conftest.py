@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ settings.load_profile("any-machine")
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("spark_conf")))
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
-os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", QUICK_JVM)
 
 
 def pytest_configure() -> None:
@@ -41,6 +41,26 @@ def is_stale(source: Path) -> bool:
     return any(source.stat().st_mtime > path.stat().st_mtime for path in source.parent.glob(f"{source.stem}.*.so"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The installed Spark without the archive that its Python processes import pyspark from.
+
+    In it nothing is compiled, and so each of them would spend a second on that. What JVMs leave behind that are killed
+    goes with the directory.
+    """
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return
+    home = tmp_path_factory.mktemp("spark-home")
+    for name in ("bin", "jars", "sbin"):
+        (home / name).symlink_to(Path(spec.origin).with_name(name))
+    temporary = home / "tmp"
+    temporary.mkdir()
+    os.environ["SPARK_HOME"] = str(home)
+    os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={temporary}"
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = f"{QUICK_JVM} -Djava.io.tmpdir={temporary}"
+
+
 @pytest.fixture(scope="session")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
     """Gives the server of a kind: a name server and a broker in processes of their own, started when first asked for.
@@ -54,9 +74,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             if kind == "apache":
                 fetch_apache()
             wanted = {"enablePropertyFilter": "true", "recallMessageEnable": "true", **SOON_ASKED}
-            if kind == "apache":
-                # Its timer wheel is copied as a whole at each flush: each second, that is a fifth of a core.
-                wanted["timerFlushIntervalMs"] = "10000"
             server = SERVERS[kind](tmp_path_factory.mktemp(kind), **wanted)
             server.start()
             running[kind] = server

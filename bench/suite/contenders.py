@@ -50,6 +50,7 @@ def make_server(name: str, directory: Path, settings: dict[str, str]) -> Server:
         return SkylarkServer(directory, None, **settings)
     server = ApacheServer(directory, None, **settings)
     server.java_options = APACHE_OPTIONS
+    server.housekeeping = {}
     return server
 
 

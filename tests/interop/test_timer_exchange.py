@@ -17,7 +17,7 @@ from drivers import Driver, Session
 from servers import SERVERS, Server, request
 
 TOPIC = "Exchanged"
-SETTINGS = {"recallMessageEnable": "true", "timerRollWindowSlot": "6"}
+SETTINGS = {"recallMessageEnable": "true", "timerRollWindowSlot": "6", "timerFlushIntervalMs": "1000"}
 TAKEN_UP_DEADLINE_S = 30.0
 POLL_S = 0.05
 GET_BROKER_RUNTIME_INFO = 28

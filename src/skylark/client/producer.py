@@ -39,7 +39,16 @@ from skylark.client.errors import (
 from skylark.client.faults import Faults
 from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, build_properties
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
-from skylark.client.sending import BATCH_OVERHEAD_BYTES, SendHook, Sending, Slots, UniqueIds, now_ms, split_batch
+from skylark.client.sending import (
+    BATCH_OVERHEAD_BYTES,
+    RETRY_CODES,
+    SendHook,
+    Sending,
+    Slots,
+    UniqueIds,
+    now_ms,
+    split_batch,
+)
 from skylark.client.session import Session, session_of
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.client.timing import delay_properties
@@ -65,20 +74,6 @@ from skylark.wire.message import (
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
 from skylark.wire.records import encode_batch, encode_properties
 from skylark.wire.typed import encode_header
-
-RETRY_CODES: Final = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    }
-)
-"""Answers after which another broker may do better; the same as in Apache's client."""
 
 _DEFLATE_ASIDE_BYTES: Final = 256 * 1024
 

@@ -20,11 +20,24 @@ from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue, Receipt
 from skylark.client.validation import check_encoded_properties
 from skylark.net.connection import Connection
-from skylark.wire.codes import RequestCode
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.records import encode_properties
 
 BATCH_OVERHEAD_BYTES: Final = 22
 """of a message in a batch, besides its body and its encoded properties"""
+RETRY_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Answers after which another broker may do better; the same as in Apache's client."""
 BatchItem = tuple[int, bytes, dict[str, str]]
 """flag, body and properties of one message of a batch"""
 

@@ -19,8 +19,8 @@ import msgspec
 from skylark.client.choosing import select_by_hash
 from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import MessageQueue
-from skylark.client.producer import RETRY_CODES
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute
+from skylark.client.sending import RETRY_CODES
 from skylark.net.blocking import BlockingConnection
 from skylark.spark.cluster import Cluster
 from skylark.spark.rows import Outgoing

@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from skylark.client.errors import BrokerError, UnreadableMessage
 from skylark.net.blocking import BlockingConnection
@@ -54,6 +53,8 @@ def read_ranges(options: Reading, shape: Shape, ranges: Sequence[Range]) -> Iter
 
 def _matching(cluster: Cluster, options: Reading, part: Range) -> Iterator[Records]:
     """The messages of the range that pass the filter."""
+    import pyarrow.compute as pc  # only here, as in `records`
+
     filter = Filter(options.tags, options.sql_filter)
     tags = _exact_tags(filter)
     for records in _records(cluster, options, part, filter):

@@ -15,7 +15,6 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from skylark.client.compression import inflate
 from skylark.client.errors import UnreadableMessage
@@ -160,6 +159,8 @@ class Records:
 
     def property_values(self, name: str) -> pa.Array:
         """The property's value in each message, null where it is missing."""
+        import pyarrow.compute as pc  # only here: processes that plan need none of it, and it takes long to import
+
         offsets, names, values = self._property_entries()
         found = pc.indices_nonzero(pc.equal(names, name)).to_numpy()
         rows = np.searchsorted(offsets.to_numpy(), found, side="right") - 1
@@ -275,6 +276,8 @@ def _entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
 
 def _odd_entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """The same for any text: the last separator may be missing, a value may hold the one that ends names."""
+    import pyarrow.compute as pc
+
     end, name_end = chr(_ENTRY_END), chr(_NAME_END)
     entries = pc.split_pattern(pc.ascii_rtrim(text, end), end)
     # A message without properties is one empty text after the split, and has no entry.

@@ -14,7 +14,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Meta
 
 from skylark.client.errors import UnreadableMessage
@@ -118,7 +117,7 @@ class Selection:
 
     def _of_topics(self, records: Records) -> Array:
         """Each topic of the records is looked at once."""
-        found = pc.dictionary_encode(records.topics())
+        found = records.topics().dictionary_encode()
         wanted = np.array([self._wants(topic) for topic in found.dictionary.to_pylist()], bool)
         picked: Array = wanted[found.indices.to_numpy()]
         return picked

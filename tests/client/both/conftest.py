@@ -16,15 +16,14 @@ from drivers import Driver, Session, java_driver
 from mqadmin import Admin
 from servers import (
     APACHE_VERSION,
-    CACHE,
     GET_ROUTEINFO_BY_TOPIC,
-    JAVA_OPENS,
     POLL_S,
     START_DEADLINE_S,
     ApacheServer,
     Process,
     Server,
     ServerError,
+    apache_command,
     fetch_apache,
     free_port,
     request,
@@ -119,11 +118,15 @@ class SecondBroker:
             "storePathCommitLog": str(self._directory / "store" / "commitlog"),
             "diskMaxUsedSpaceRatio": "95",
         }
+        is_apache = isinstance(self._server, ApacheServer)
+        if is_apache:
+            settings |= ApacheServer.housekeeping
         conf = self._directory / "second-broker.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        is_apache = isinstance(self._server, ApacheServer)
         self._process = Process(
-            self._apache_command(conf) if is_apache else self._skylark_command(conf),
+            apache_command("broker.BrokerStartup", conf, self._directory, ApacheServer.java_options)
+            if is_apache
+            else self._skylark_command(conf),
             log=self._directory / "second-broker.log",
             ready="boot success" if is_apache else r"ready broker=",
             cwd=self._directory,
@@ -154,10 +157,3 @@ class SecondBroker:
     def _skylark_command(self, conf: Path) -> list[str]:
         command = Path(sys.executable).with_name("skylark")
         return [str(command), "broker", "-c", str(conf), "--host", "127.0.0.1"]
-
-    def _apache_command(self, conf: Path) -> list[str]:
-        return [
-            *("java", *ApacheServer.java_options, *JAVA_OPENS, f"-Drocketmq.home.dir={self._directory}"),
-            *(f"-Duser.home={self._directory}", "-cp", f"{CACHE / APACHE_VERSION}/*"),
-            *("org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf)),
-        ]
