@@ -17,7 +17,8 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, RequestFailed
-from skylark.store.api import Appended, StoreConfig
+from skylark.store.api import StoreConfig
+from skylark.store.appended import Appended
 from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.bodies import ConsumerData, Heartbeat, MessageQueue, Subscription

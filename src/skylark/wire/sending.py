@@ -96,10 +96,10 @@ def _read_binary(data: bytes) -> SendRequest | None:
     at: i64 = 0
     try:
         while at < end:
-            key_size = i64(read_i16_be(data, at))
+            key_size = i64(read_i16_be(data, at)) & 0xFFFF
             value_at = at + 6 + key_size
             value_end = value_at + i64(read_i32_be(data, value_at - 4))
-            if key_size <= 0 or value_end < value_at or value_end > end:
+            if value_end < value_at or value_end > end:
                 return None
             if key_size == 1 and value_end > value_at:  # an empty value stands for null
                 letter = i64(data[at + 2]) - _A
