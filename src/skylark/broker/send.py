@@ -46,7 +46,7 @@ from skylark.wire.records import (
     encode_properties,
     split_batch,
 )
-from skylark.wire.sending import SendRequest, decode_send
+from skylark.wire.sending import SendRequest, acknowledgement, decode_send
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
 _WAIT: Final = property_key(PROPERTY_WAIT_STORE_OK)
@@ -197,16 +197,10 @@ class Sends:
         return properties | _stamp(self._config.region_id, self._config.trace_on, self._config.broker_cluster_name)
 
     def _acknowledge(self, frame: Frame, appended: Appended, queue_id: int, unique_key: str | None) -> Frame:
-        fields = {
-            "msgId": appended.message_id,
-            "queueId": str(queue_id),
-            "queueOffset": str(appended.queue_offset),
-            "MSG_REGION": self._config.region_id,
-            "TRACE_ON": "true" if self._config.trace_on else "false",
-        }
-        if unique_key:
-            fields["transactionId"] = unique_key
-        return frame.reply(fields=fields)
+        config = self._config
+        return acknowledgement(
+            frame, appended.message_id, queue_id, appended.queue_offset, config.region_id, config.trace_on, unique_key
+        )
 
     def check(self, request: SendRequest, connection: Connection) -> TopicConfig:
         """The topic to write to, created if that is allowed. Raises RequestFailed."""

@@ -105,9 +105,9 @@ class IndexFile:
 
     def __init__(self, path: Path, slots: int, entries: int) -> None:
         self.path = path
-        self.slots = slots
-        self.entries = entries
-        self.entries_at = HEADER.size + slots * SLOT.size
+        self.slots: i64 = slots
+        self.entries: i64 = entries
+        self.entries_at: i64 = HEADER.size + slots * SLOT.size
         self.size_bytes = self.entries_at + entries * ENTRY.size
         self.sealed_on_disk = False
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -125,19 +125,19 @@ class IndexFile:
             os.close(self.fd)
             raise
         begin_ms, end_ms, begin_offset, end_offset, used_slots, count = HEADER.unpack_from(self.map)
-        self.begin_ms: int = begin_ms
-        self.end_ms: int = end_ms
-        self.begin_offset: int = begin_offset
-        self.end_offset: int = end_offset
-        self.used_slots: int = used_slots
-        self.count: int = min(max(count, _FIRST_ENTRY), entries)
+        self.begin_ms: i64 = begin_ms
+        self.end_ms: i64 = end_ms
+        self.begin_offset: i64 = begin_offset
+        self.end_offset: i64 = end_offset
+        self.used_slots: i64 = used_slots
+        self.count: i64 = min(max(count, _FIRST_ENTRY), entries)
         # Entries below this number have disk space under them; nothing is assumed about a file that was found.
-        self.reserved = _FIRST_ENTRY
+        self.reserved: i64 = _FIRST_ENTRY
         self._slots_view = memoryview(self.map)[HEADER.size : self.entries_at].cast("I")
         self._new = BytesWriter()
-        self.next_number = self.count
-        self._last_offset = end_offset
-        self._last_ms = end_ms
+        self.next_number: i64 = self.count
+        self._last_offset: i64 = end_offset
+        self._last_ms: i64 = end_ms
 
     @property
     def full(self) -> bool:
@@ -169,8 +169,8 @@ class IndexFile:
 
     def add(self, code: i64, log_offset: i64, store_timestamp_ms: i64) -> None:
         """Adds an entry; the caller made sure of space."""
-        number: i64 = self.next_number
-        slot = code % i64(self.slots)
+        number = self.next_number
+        slot = code % self.slots
         previous = _big_endian(self._slots_view[slot])
         if previous <= 0 or previous >= number:
             previous = 0
@@ -178,7 +178,7 @@ class IndexFile:
         self._slots_view[slot] = _big_endian(number)
         seconds: i64 = 0
         if 0 < self.begin_ms < store_timestamp_ms:
-            seconds = (store_timestamp_ms - i64(self.begin_ms)) // 1000
+            seconds = (store_timestamp_ms - self.begin_ms) // 1000
             if seconds > _MAX_SECONDS:
                 seconds = _MAX_SECONDS
         if number <= _FIRST_ENTRY:

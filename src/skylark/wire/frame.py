@@ -101,10 +101,17 @@ class Frame:
         return bool(self.flag & ONEWAY_FLAG)
 
     def reply(
-        self, code: int = 0, remark: str | None = None, fields: dict[str, str] | None = None, body: bytes = b""
+        self,
+        code: int = 0,
+        remark: str | None = None,
+        fields: dict[str, str] | None = None,
+        body: bytes = b"",
+        raw_fields: msgspec.Raw | None = None,
     ) -> Frame:
         """The response to this request, in its encoding."""
-        return Frame(code, fields, body, self.opaque, RESPONSE_FLAG, remark, encoding=self.encoding)
+        return Frame(
+            code, fields, body, self.opaque, RESPONSE_FLAG, remark, encoding=self.encoding, raw_fields=raw_fields
+        )
 
 
 def _decode_fields(raw: msgspec.Raw | bytes | None) -> dict[str, str]:

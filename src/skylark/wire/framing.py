@@ -157,10 +157,11 @@ def _decode_binary_header(data: bytes, start: i64, stop: i64, body: bytes) -> Fr
 
 
 def _encode_json_header(frame: Frame) -> bytes:
+    raw = frame.raw_fields
     return _encode_json(
         JsonReply(
             frame.code,
-            frame.fields or msgspec.UNSET,
+            raw if isinstance(raw, msgspec.Raw) else frame.fields or msgspec.UNSET,
             frame.flag,
             frame.language,
             frame.opaque,

@@ -30,7 +30,7 @@ class JsonReply(msgspec.Struct, rename="camel"):
     """The header as it is written: Apache's field names in Apache's (alphabetical) order."""
 
     code: int
-    ext_fields: dict[str, str] | msgspec.UnsetType
+    ext_fields: dict[str, str] | msgspec.Raw | msgspec.UnsetType
     flag: int
     language: str
     opaque: int

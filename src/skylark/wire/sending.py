@@ -1,4 +1,4 @@
-"""`SendRequest`: what a producer asks a broker to store, read from its header in one pass.
+"""`SendRequest`: what a producer asks a broker to store, read from its header in one pass; and the answer.
 
 Sends are the most frequent requests, so their fields are neither made a map nor left in a struct, whose attributes take
 compiled code a lookup each.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from librt.strings import read_i16_be, read_i32_be
+from msgspec import Raw
 from msgspec.structs import astuple
 from mypy_extensions import i64
 
@@ -65,6 +66,36 @@ class SendRequest:
         self.unit_mode = unit_mode
         self.is_batch = is_batch
         self.max_reconsume_times = max_reconsume_times
+
+
+def acknowledgement(
+    frame: Frame,
+    message_id: str,
+    queue_id: int,
+    queue_offset: int,
+    region_id: str,
+    trace_on: bool,
+    unique_key: str | None,
+) -> Frame:
+    """The answer to a send whose message was stored."""
+    trace = "true" if trace_on else "false"
+    if frame.encoding is not _BINARY and unique_key and unique_key.isalnum() and region_id.isalnum():
+        # Nothing in it has to be escaped, so that it can be put together here.
+        text = (
+            f'{{"msgId":"{message_id}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
+            f'"MSG_REGION":"{region_id}","TRACE_ON":"{trace}","transactionId":"{unique_key}"}}'
+        )
+        return frame.reply(raw_fields=Raw(text.encode()))
+    fields = {
+        "msgId": message_id,
+        "queueId": str(queue_id),
+        "queueOffset": str(queue_offset),
+        "MSG_REGION": region_id,
+        "TRACE_ON": trace,
+    }
+    if unique_key:
+        fields["transactionId"] = unique_key
+    return frame.reply(fields=fields)
 
 
 def decode_send(frame: Frame) -> SendRequest:
