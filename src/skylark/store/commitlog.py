@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
 from pathlib import Path
 
+from skylark.store.ahead import PagesAhead
 from skylark.store.api import MessageTooLarge
 from skylark.store.segments import Segment, list_bases
 from skylark.wire.message import LOG_OFFSET_POSITION, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
@@ -22,6 +24,8 @@ from skylark.wire.records import RECORD_HEADERS
 RESERVE_STEP_BYTES = 32 << 20
 _RESIDENT_BYTES = 16 << 20  # the newest part, which consumers that keep up read
 BLANK_BYTES = 8
+_PIECE_BYTES = 1 << 20  # what is made ready at once
+_QUICK_PIECE_S = 0.1
 _BLANK = struct.Struct(">iI")
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _MIN_RECORD_BYTES = RECORD_HEADERS[0].size + 3
@@ -44,6 +48,9 @@ class CommitLog:
         self.position = 0
         self.limit = 0
         self._active: Segment | None = None
+        self._ahead = PagesAhead()
+        self._piece_end = 0
+        self._piece_began_s = 0.0
         if self._segments:
             # Before recovery found the end, all segments count as full.
             self.base = max(self._segments)
@@ -102,6 +109,7 @@ class CommitLog:
         # The flush thread reads base and position without a lock; in this order it never sees an end that was not
         # reached: first an end that is too small, then the right one.
         self.position = 0
+        self._piece_end = 0
         self.base = base
         self._active = following
         self.limit = following.reserved_bytes
@@ -115,6 +123,17 @@ class CommitLog:
         end = at + len(data)
         active.map[at:end] = data
         self.position = end
+        if end >= self._piece_end:
+            self._look_ahead(active)
+
+    def _look_ahead(self, active: Segment) -> None:
+        """Has the pages of the next piece made ready if the last one filled up quickly."""
+        now_s = time.monotonic()
+        was_quick = now_s - self._piece_began_s < _QUICK_PIECE_S
+        self._piece_began_s = now_s
+        self._piece_end = self.position - self.position % _PIECE_BYTES + _PIECE_BYTES
+        if was_quick and self._piece_end + _PIECE_BYTES <= self.limit:
+            self._ahead.ask(active.map, self._piece_end, _PIECE_BYTES)
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def slice(self, log_offset: int, size_bytes: int) -> memoryview | None:
@@ -165,6 +184,7 @@ class CommitLog:
                 segment.delete()
                 del self._segments[segment.base]
         self._active = None
+        self._piece_end = 0
         self.limit = 0
         if self._segments:
             self.base = max(self._segments)
@@ -181,5 +201,6 @@ class CommitLog:
         return True
 
     def close(self) -> None:
+        self._ahead.stop()
         for segment in self._segments.values():
             segment.close()
