@@ -67,6 +67,14 @@ def test_a_field_that_is_wrong_is_named(encoding: Encoding, changed: dict[str, s
         decode_send(frame)
 
 
+def test_properties_that_are_not_utf8_are_refused() -> None:
+    good = encode_header(SendMessageV2("g", "t", "d", 4, 0, 0, 0, 0, properties="TAGS\x01ab\x02"))
+    data = encode_frame(Frame(RequestCode.SEND_MESSAGE_V2, good, encoding=Encoding.BINARY))
+    (frame,) = FrameDecoder().feed(data.replace(b"\x01ab", b"\x01\xff\xff"))
+    with pytest.raises(BadFrame):
+        decode_send(frame)
+
+
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_fields_are_refused(data: bytes) -> None:
     frame = Frame(RequestCode.SEND_MESSAGE_V2, encoding=Encoding.BINARY, raw_fields=data)

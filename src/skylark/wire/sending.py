@@ -145,7 +145,10 @@ def _read_binary(data: bytes) -> SendRequest | None:
 
 
 def _set(request: SendRequest, letter: i64, data: bytes, at: i64, end: i64) -> bool:
-    """Takes over the value of a field; whether it could be read. Letters that have no meaning are passed over."""
+    """Takes over the value of a field; whether it could be read. Letters that have no meaning are passed over.
+
+    Raises UnicodeDecodeError.
+    """
     if letter == 0:
         request.producer_group = data[at:end].decode()
     elif letter == 1:
@@ -154,6 +157,8 @@ def _set(request: SendRequest, letter: i64, data: bytes, at: i64, end: i64) -> b
         request.default_topic = data[at:end].decode()
     elif letter == 8:
         request.properties = data[at:end]
+        if not request.properties.isascii():
+            request.properties.decode()
     elif letter == 10 or letter == 12:
         flag = data[at:end]
         if letter == 10:
