@@ -126,6 +126,20 @@ def test_nothing_is_delivered_early_and_everything_in_order(store: Store, tmp_pa
     store.close()
 
 
+def test_the_next_turn_comes_when_the_next_message_is_due(store: Store, tmp_path: Path) -> None:
+    clock = Clockwork(store, tmp_path / "delayOffset.json")
+    assert clock.delayed.deliver(NOW_MS) == 100
+    clock.send(b"5s", 2, NOW_MS)
+    for number in range(501):
+        clock.send(b"%d" % number, 1, NOW_MS + number // 500 * 30)
+    assert clock.delayed.deliver(NOW_MS) == 100
+    assert clock.delayed.deliver(NOW_MS + 990) == 10
+    assert clock.delayed.deliver(NOW_MS + 1000) == 0, "a turn is bounded"
+    assert clock.delayed.deliver(NOW_MS + 1000) == 30
+    assert clock.delayed.deliver(NOW_MS + 1030) == 100
+    store.close()
+
+
 def test_progress_is_kept_and_never_runs_ahead_of_the_disk(store: Store, tmp_path: Path) -> None:
     clock = Clockwork(store, tmp_path / "delayOffset.json")
     clock.send(b"one", 1, NOW_MS)

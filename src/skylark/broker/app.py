@@ -52,6 +52,7 @@ from skylark.wire.records import encode_host
 log = logging.getLogger(__name__)
 
 _DELIVERY_INTERVAL_S: Final = 0.1
+_LEAST_PAUSE_S: Final = 0.01
 _HOUSEKEEPING_INTERVAL_S: Final = 10.0
 _QUEUE_ENTRY_BYTES: Final = 20
 _ANY_ADDRESS: Final = frozenset(("", "0.0.0.0", "::"))
@@ -226,8 +227,8 @@ class Broker:
     # What happens by the clock: each says after how many seconds it wants to be called again.
 
     def _deliver(self) -> float:
-        busy = self._delayed.deliver(self._clock())
-        return 0 if busy else _DELIVERY_INTERVAL_S
+        wait_ms = self._delayed.deliver(self._clock())
+        return max(wait_ms / 1000, _LEAST_PAUSE_S) if wait_ms else 0
 
     def _deliver_timers(self) -> float:
         now_ms = self._clock()

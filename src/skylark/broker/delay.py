@@ -31,6 +31,7 @@ from skylark.wire.message import (
 log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 500
+_POLL_MS: Final = 100
 
 
 class Delayed:
@@ -47,12 +48,10 @@ class Delayed:
         for level in range(1, len(self._delays_ms) + 1):
             self._correct(level)
 
-    def deliver(self, now_ms: int) -> bool:
-        """Delivers what is due. True if there is more: a turn is bounded, so that it does not hold up the broker."""
-        busy = False
-        for level, delay_ms in enumerate(self._delays_ms, 1):
-            busy |= self._deliver_level(level, delay_ms, now_ms)
-        return busy
+    def deliver(self, now_ms: int) -> int:
+        """Delivers what is due. Returns after how many milliseconds to call it again: 0 if more is due already, since a
+        turn is bounded so that it does not hold up the broker."""
+        return min(self._deliver_level(level, delay_ms, now_ms) for level, delay_ms in enumerate(self._delays_ms, 1))
 
     def save(self, now_ms: int) -> None:
         """Writes delayOffset.json if anything has changed, but never ahead of the log: after a power failure the table
@@ -63,7 +62,7 @@ class Delayed:
             save(self._path, self.table)
             self._saved = dict(self.table.offset_table)
 
-    def _deliver_level(self, level: int, delay_ms: int, now_ms: int) -> bool:
+    def _deliver_level(self, level: int, delay_ms: int, now_ms: int) -> int:
         offset = self.table.offset_table.get(level, 0)
         queue_id = level - 1
         end = min(self._store.max_offset(SCHEDULE_TOPIC, queue_id), offset + _MOST_A_TURN)
@@ -71,20 +70,20 @@ class Delayed:
             entry = self._store.entry(SCHEDULE_TOPIC, queue_id, offset)
             if entry is None:
                 self._correct(level)
-                return False
+                return _POLL_MS
             # A due time further away than the level allows shows that the clock was set back: deliver now.
             if now_ms < entry.tag_code <= now_ms + delay_ms:
-                return False
+                return min(entry.tag_code - now_ms, _POLL_MS)
             message = self._store.message_at(entry.log_offset)
             if message is not None:
                 try:
                     self._delivered_to = self._put.one(_due(message), now_ms).log_end_offset
                 except RequestFailed as e:
                     log.warning("delayed messages of level %d wait: %s", level, e)
-                    return False
+                    return _POLL_MS
             offset += 1
             self.table.offset_table[level] = offset
-        return offset < self._store.max_offset(SCHEDULE_TOPIC, queue_id)
+        return 0 if offset < self._store.max_offset(SCHEDULE_TOPIC, queue_id) else _POLL_MS
 
     def _correct(self, level: int) -> None:
         """An offset outside the queue (files deleted, an old table) moves to its nearest end."""
