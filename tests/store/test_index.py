@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skylark.store import index as index_module
-from skylark.store.dispatch import property_keys
 from skylark.store.index import ENTRY, HEADER, SLOT, BadIndexFile, IndexService, key_hash
 from skylark.wire.records import BatchPart, decode_properties
 
@@ -99,6 +98,16 @@ def test_hash_is_that_of_java(topic: str, key: str) -> None:
 @given(st.text("0123456789ABCDEF", min_size=1, max_size=80))
 def test_hash_of_unique_keys(key: str) -> None:
     assert key_hash("TopicTest", key) == abs(java_hash(f"TopicTest#{key}"))
+
+
+def property_keys(properties: dict[str, str]) -> list[str]:
+    """What a message can be found by: its unique key, each of its keys, and "T#" with its tags."""
+    keys = [word for word in properties.get("KEYS", "").split(" ") if word]
+    if "UNIQ_KEY" in properties:
+        keys.insert(0, properties["UNIQ_KEY"])
+    if "TAGS" in properties:
+        keys.append("T#" + properties["TAGS"])
+    return keys
 
 
 @given(st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "é", " ", "\x01", "\x02"]), max_size=24))

@@ -14,6 +14,7 @@ from mypy_extensions import mypyc_attr
 from skylark.broker.config import BrokerConfig, FlushDiskType
 from skylark.broker.parking import DELAY_PROPERTIES, Parking
 from skylark.broker.stats import Stats
+from skylark.broker.tally import add_to
 from skylark.net.connection import RequestFailed
 from skylark.store import (
     TIMER_TOPIC,
@@ -75,9 +76,7 @@ class Put:
         if tally is None:
             self._stats.put(topic, count, size_bytes)
         else:
-            tally.times += 1
-            tally.count += count
-            tally.size_bytes += size_bytes
+            add_to(tally, count, size_bytes)
 
     def must_wait(self, properties: dict[str, str]) -> bool:
         """Whether the acknowledgement of a message has to wait for the disk; a sender may waive that."""

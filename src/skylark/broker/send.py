@@ -40,12 +40,7 @@ from skylark.wire.message import (
     BadRecord,
     Message,
 )
-from skylark.wire.records import (
-    BatchPart,
-    decode_properties,
-    encode_properties,
-    split_batch,
-)
+from skylark.wire.records import BatchPart, decode_properties, encode_properties, split_batch
 from skylark.wire.sending import SendRequest, acknowledgement, decode_send
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 

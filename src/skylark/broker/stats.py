@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from skylark.broker.tally import Tally
+from skylark.broker.tally import Tally, add_to
 
 MAX_COUNTERS: Final = 10_000
 
@@ -117,12 +117,6 @@ class Counter(Tally):
 
     def sized(self) -> Rates:
         return Rates(self.minute.sized(), self.hour.sized(), self.day.sized())
-
-
-def _add(tally: Tally, count: int, size_bytes: int) -> None:
-    tally.times += 1
-    tally.count += count
-    tally.size_bytes += size_bytes
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -252,12 +246,12 @@ class Stats:
 
     def put(self, topic: str, count: int, size_bytes: int) -> None:
         """One call stored `count` messages."""
-        _add(self.find_put(topic) or self._puts.new(topic), count, size_bytes)
+        add_to(self.find_put(topic) or self._puts.new(topic), count, size_bytes)
 
     def got(self, group: str, topic: str, count: int, size_bytes: int) -> None:
         """One pull gave `count` messages to the group."""
         key = (topic, group)
-        _add(self._get_counter(key) or self._gets.new(key), count, size_bytes)
+        add_to(self._get_counter(key) or self._gets.new(key), count, size_bytes)
 
     def missed(self) -> None:
         """One pull found nothing."""

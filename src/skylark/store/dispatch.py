@@ -10,6 +10,7 @@ import logging
 import struct
 from collections import deque
 from pathlib import Path
+from typing import Final
 from zlib import crc32
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -18,28 +19,18 @@ from mypy_extensions import i32, i64
 from skylark.store.api import LogRecord, StoreError
 from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
 from skylark.store.index import IndexService
+from skylark.wire.lookup import find_text, property_key
 from skylark.wire.message import (
-    KEY_SEPARATOR,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     PROPERTY_DELAY_LEVEL,
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
     SYS_FLAG_POSITION,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
-    TAG_KEY_PREFIX,
 )
-from skylark.wire.records import (
-    RECORD_HEADERS,
-    BatchPart,
-    decode_properties,
-    java_hash_of,
-    tag_code,
-)
+from skylark.wire.records import RECORD_HEADERS, BatchPart, java_hash_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +38,7 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
 MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
+_DELAY_LEVEL: Final = property_key(PROPERTY_DELAY_LEVEL)
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -85,33 +77,14 @@ class QueueEntries:
         return self._packed.getvalue()
 
 
-def stored_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[int, ...]) -> i64:
-    """What `queue_tag_code` gives, of stored properties."""
-    if topic == SCHEDULE_TOPIC:
-        return queue_tag_code(topic, decode_properties(part.properties), store_ms, delays_ms)
-    return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
-
-
-def queue_tag_code(topic: str, properties: dict[str, str], store_ms: int, delays_ms: tuple[int, ...]) -> int:
+def queue_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[int, ...]) -> i64:
     """The tag field of a queue entry: the tag's hash, or for a delayed message the time it is due, in ms."""
     if topic == SCHEDULE_TOPIC:
-        word = properties.get(PROPERTY_DELAY_LEVEL, "")
+        word = find_text(part.properties, 0, _DELAY_LEVEL) or ""
         level = min(int(word), len(delays_ms)) if word.isdecimal() else 0
         if level > 0:
             return store_ms + delays_ms[level - 1]
-    return tag_code(properties.get(PROPERTY_TAGS))
-
-
-def property_keys(properties: dict[str, str]) -> list[str]:
-    """What a message can be found by: its unique key, each of its keys, and "T#" with its tags."""
-    keys = [word for word in properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if word]
-    unique = properties.get(PROPERTY_UNIQUE_KEY)
-    if unique:
-        keys.insert(0, unique)
-    tags = properties.get(PROPERTY_TAGS)
-    if tags:
-        keys.append(TAG_KEY_PREFIX + tags)
-    return keys
+    return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
 
 
 def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
@@ -188,8 +161,7 @@ class Dispatcher:
             return
         elif record.queue_offset > queue.max_offset and not self._skip_to(queue, record):
             return
-        properties = decode_properties(record.properties_data)
-        code = queue_tag_code(record.topic, properties, record.store_ms, self._delays_ms)
+        code = queue_tag_code(record.topic, _part(record), record.store_ms, self._delays_ms)
         queue.put(record.log_offset, record.size_bytes, code)
 
     def _skip_to(self, queue: ConsumeQueue, record: LogRecord) -> bool:
@@ -208,8 +180,14 @@ class Dispatcher:
         return True
 
     def to_index(self, record: LogRecord) -> None:
-        if self._index is not None:
-            keys = []
-            if record.sys_flag & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK:
-                keys = property_keys(decode_properties(record.properties_data))
-            self._index.put(record.topic, keys, record.log_offset, record.store_ms)
+        if self._index is None:
+            return
+        if record.sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_ROLLBACK:
+            self._index.put(record.topic, (), record.log_offset, record.store_ms)
+        else:
+            self._index.put_all(record.topic, [_part(record)], [record.log_offset], record.store_ms)
+
+
+def _part(record: LogRecord) -> BatchPart:
+    """What the queues and the index take a message's keys and tags from."""
+    return BatchPart(0, b"", record.properties_data)

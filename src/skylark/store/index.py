@@ -41,7 +41,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
-from skylark.wire.message import KEY_SEPARATOR, TAG_KEY_PREFIX
+from skylark.wire.message import KEY_SEPARATOR
 from skylark.wire.records import BatchPart, java_hash, java_hash_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 _FIRST_ENTRY: Final = 1
 _SPACE: Final = ord(KEY_SEPARATOR)
-_TAG_PREFIX: Final = TAG_KEY_PREFIX.encode()
+_TAG_PREFIX: Final = b"T#"
 _RESERVE_BYTES = 4 << 20
 _SCAN_ENTRIES = 1 << 15
 _MAX_SECONDS: Final = 0x7FFF_FFFF
@@ -365,7 +365,7 @@ class IndexService:
             self._write_entries()
 
     def _put_stored(self, seed: i64, part: BatchPart, log_offset: i64, store_timestamp_ms: i64) -> None:
-        """Files a message under what `property_keys` gives, without making strings of it."""
+        """Files a message under its unique key, each of its keys, and "T#" with its tags."""
         properties = part.properties
         scan = part.scan
         if scan.unique_end:

@@ -36,7 +36,7 @@ from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, stored_tag_code
+from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, queue_tag_code
 from skylark.store.flush import Done, Flusher
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
@@ -170,7 +170,7 @@ class Store:
                 records, message, part, size, queue.magic, sys_flag, queue_offset, log_offset, now_ms, store_host,
                 queue.topic_bytes,
             )  # fmt: skip
-            entries.add(log_offset, size, stored_tag_code(queue.topic, part, now_ms, self._delays_ms))
+            entries.add(log_offset, size, queue_tag_code(queue.topic, part, now_ms, self._delays_ms))
             stored.log_offsets.append(int(log_offset))
             log_offset += size
             if queued:

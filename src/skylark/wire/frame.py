@@ -27,7 +27,7 @@ LANGUAGES: Final = (
 
 
 class BadFrame(Exception):
-    """Bytes that are not a frame; the connection they came on can't be read any further."""
+    """Bytes that are not a frame, after which their connection can't be read any further; or fields that are no map."""
 
 
 class Encoding(IntEnum):

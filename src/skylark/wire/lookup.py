@@ -1,9 +1,9 @@
 """Properties of a message where they are stored: each is found when it is asked for, and nothing is copied before.
 
 For filters, which look at one or two properties of a great many records, and for sends, of which the broker needs the
-keys and tags. Properties are `name \\x01 value \\x02`, one
-after the other, up to the end of the bytes; the layout of a record is told in `records`. Of several properties with a
-name the last counts, and one without a value does not, as in Apache's reader.
+keys and tags. Properties are `name \\x01 value \\x02`, one after the other, up to the end of the bytes; the layout of a
+record is told in `records`. Of several properties with a name the last counts, and one without a value does not, as in
+Apache's reader.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ PROPERTY_DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 PROPERTY_CRC32: Final = "__CRC32#"
 REPLY_MESSAGE_TYPE: Final = "reply"
 KEY_SEPARATOR: Final = " "
-TAG_KEY_PREFIX: Final = "T#"  # before tags that the index files as a key
 
 TOPIC_V1_MAX_LENGTH: Final = 127
 PROPERTIES_MAX_BYTES: Final = 0x7FFF
