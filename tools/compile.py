@@ -1,33 +1,44 @@
 """Compiles the modules that every message goes through, with mypyc, beside their sources.
 
     python tools/compile.py             unless they are compiled already; says so and goes on if there is no C compiler
+    python tools/compile.py --beside    the same in a process of its own; prints the file that it locks meanwhile
     python tools/compile.py --remove    back to plain Python
 
 Python imports a compiled module before the source of the same name, and SKYLARK_PURE=1 makes it import the source. Both
-come from the same lines and pass the same tests.
+come from the same lines and pass the same tests. The library that they all share is put in place last: as long as it
+is not there, a process that starts runs the sources, and goes on with them (see src/skylark/__init__.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 WORK = ROOT / ".cache" / "compile"
-STAMP = WORK / "sources.sha256"
 GROUP = "skylark"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+STAMP = WORK / f"sources{SUFFIX}.sha256"
+STAGED = WORK / "staged"
+LOCK = WORK / "lock"
+LOG = WORK / "log"
+SHARED = Path(f"{GROUP}__mypyc{SUFFIX}")
 
 # mypyc leaves out the keywords of a class statement, which msgspec's structs need: no module here may define one.
 MODULES = [
-    SOURCE / "skylark" / f"{name}.py"
+    Path("skylark") / f"{name}.py"
     for name in (
         "wire/binary_header", "wire/frame", "wire/framing", "wire/lookup", "wire/message", "wire/records",
         "wire/sending", "wire/typed", "net/connection",
@@ -38,10 +49,12 @@ MODULES = [
     )
 ]  # fmt: skip
 
+# Where they lie below src/, and below the top of a wheel; the shared library comes last.
+PRODUCTS = [*(module.with_suffix(SUFFIX) for module in MODULES), SHARED]
 
-def products() -> list[Path]:
-    shared = SOURCE / f"{GROUP}__mypyc{SUFFIX}"
-    return [shared, *(module.with_suffix(SUFFIX) for module in MODULES)]
+
+def say(text: str) -> None:
+    print(f"compile: {text}", file=sys.stderr, flush=True)
 
 
 def state() -> str:
@@ -51,6 +64,11 @@ def state() -> str:
         for path in sorted((SOURCE / "skylark" / package).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def is_done() -> bool:
+    there = all((SOURCE / path).exists() for path in PRODUCTS)
+    return there and STAMP.exists() and STAMP.read_text(encoding="ascii") == state()
 
 
 def missing() -> str | None:
@@ -63,46 +81,105 @@ def missing() -> str | None:
     return next((name for name in ("mypyc", "setuptools") if importlib.util.find_spec(name) is None), None)
 
 
+def remove() -> None:
+    STAMP.unlink(missing_ok=True)
+    for path in reversed(PRODUCTS):
+        (SOURCE / path).unlink(missing_ok=True)
+
+
 def compile_all() -> None:
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    WORK.mkdir(parents=True, exist_ok=True)
+    wanted = state()
     os.chdir(SOURCE)
-    names = [str(module.relative_to(SOURCE)) for module in MODULES]
     extensions = mypycify(
-        ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(WORK / "types"), *names],
+        ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(WORK / "types"), *map(str, MODULES)],
         opt_level="2", debug_level="0", group_name=GROUP, target_dir=str(WORK / "c"),
     )  # fmt: skip
     command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
-    command.build_lib = str(SOURCE)
+    command.build_lib = str(STAGED)
     command.build_temp = str(WORK / "objects")
     command.ensure_finalized()
     command.run()
+    for path in PRODUCTS:
+        (STAGED / path).replace(SOURCE / path)
+    STAMP.write_text(wanted, encoding="ascii")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else compiles here."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_needed() -> bool:
+    """After this, nothing that is compiled differs from its source."""
+    if is_done():
+        for path in PRODUCTS:
+            (SOURCE / path).touch()  # the same sources may have been written again, as git does
+        return False
+    remove()
+    lack = missing()
+    if lack is not None:
+        say(f"{lack} is missing; Skylark runs as plain Python, up to three times slower")
+    return lack is None
+
+
+def ensure() -> bool:
+    """Compile if it is needed; whether the compiled form is there."""
+    with alone():
+        if is_needed():
+            compile_now()
+        return is_done()
+
+
+def compile_now() -> None:
+    say(f"{len(MODULES)} modules with mypyc, which takes a minute")
+    begin_s = time.monotonic()
+    compile_all()
+    say(f"done in {time.monotonic() - begin_s:.0f} s: what starts from now on runs the compiled modules")
+
+
+def beside() -> None:
+    """Its process has the lock from the beginning, no terminal, and a file for what it says."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(LOCK)  # somebody is at it
+            return
+        if not is_needed():
+            return
+        with LOG.open("w") as log:
+            own = [sys.executable, __file__, "--locked"]
+            descriptor = lock.fileno()
+            subprocess.Popen(
+                own, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[descriptor], start_new_session=True
+            )
+    print(LOCK)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compiles the modules that every message goes through.")
-    parser.add_argument("--remove", action="store_true", help="remove what was compiled")
-    if parser.parse_args().remove:
-        for path in [*products(), STAMP]:
-            path.unlink(missing_ok=True)
-        return
-    wanted = state()
-    if all(path.exists() for path in products()) and STAMP.exists() and STAMP.read_text() == wanted:
-        for path in products():
-            path.touch()  # the same sources may have been written again, as git does
-        return
-    for path in products():
-        path.unlink(missing_ok=True)
-    lack = missing()
-    if lack is not None:
-        print(f"compile: {lack} is missing; Skylark runs as plain Python, at about half the speed", file=sys.stderr)
-        return
-    print(f"compile: {len(MODULES)} modules with mypyc, which takes a minute", file=sys.stderr)
-    compile_all()
-    STAMP.write_text(wanted)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--beside", action="store_true", help="in a process of its own; prints the file that is locked")
+    how.add_argument("--locked", action="store_true", help=argparse.SUPPRESS)
+    how.add_argument("--remove", action="store_true", help="remove what was compiled")
+    options = parser.parse_args()
+    if options.remove:
+        remove()
+    elif options.beside:
+        beside()
+    elif options.locked:
+        compile_now()
+    else:
+        ensure()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING
 
-if os.environ.get("SKYLARK_PURE"):
+# A process that began with the sources goes on with them, also when compiled modules appear beside them. What these
+# share appears last: see tools/compile.py.
+_COMPILED = f"{os.path.dirname(os.path.dirname(__file__))}/skylark__mypyc{EXTENSION_SUFFIXES[0]}"  # noqa: PTH120
+if os.environ.get("SKYLARK_PURE") or not os.path.exists(_COMPILED):  # noqa: PTH110 (pathlib costs 5 ms to import)
     from skylark import pure as pure
 
 if TYPE_CHECKING:
