@@ -43,10 +43,11 @@ from skylark.broker.topics import Topics
 from skylark.broker.transactions import Transactions
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
-from skylark.net.server import Server, bind
+from skylark.net.server import Server, bind, refused
 from skylark.store import Store, StoreConfig, StoreError
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
+from skylark.wire.codes import NAME_SERVER_CODES
 from skylark.wire.records import encode_host
 
 log = logging.getLogger(__name__)
@@ -153,8 +154,9 @@ class Broker:
         self._filter_servers = FilterServers(config, steady_clock_ms, lambda: self._registration.topics_changed([]))
         self._registration.filter_servers = self._filter_servers.addresses
         self._static_topics.on_change = self._queues_moved
+        ours = with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers()))
         self._server = Server(
-            with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers())),
+            refused(NAME_SERVER_CODES, _not_a_name_server(config.namesrv_addr)) | ours,
             closed=self._closed,
             idle_s=config.server_channel_max_idle_time_seconds,
         )
@@ -326,6 +328,11 @@ def resolved(host: str) -> str:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0]).partition("%")[0]
+
+
+def _not_a_name_server(namesrv_addr: str) -> str:
+    known = f"this one registers with {namesrv_addr}" if namesrv_addr else "port 9876 by default"
+    return f"this is a broker; give the address of a name server ({known})"
 
 
 def _join(host: str, port: int) -> str:

@@ -19,6 +19,7 @@ from msgspec import Meta, field
 from skylark.config import properties
 from skylark.config.apache_keys import BROKER_KEYS
 from skylark.config.properties import ConfigError
+from skylark.net.addresses import parse_name_servers
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,11 @@ Millis = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Word = Annotated[str, Meta(pattern=r"^\S+$", description="a name without blanks")]
 Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
+_NAME_SERVERS = "namesrvAddr"
 Addresses = Annotated[
     str,
-    Meta(
-        pattern=r"^(?:[^;\s]+:\d{1,5}(?:;[^;\s]+:\d{1,5})*;?)?$",
-        description="host:port, several separated by a semicolon",
-    ),
+    # A first look: `set_name_servers` reads them.
+    Meta(pattern=r"^(?:.*:\d.*)?$", description="host:port, several separated by a semicolon"),
 ]
 
 
@@ -232,11 +232,13 @@ def load(path: Path) -> BrokerConfig:
 def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
     """The settings in `mapping`; raises `ConfigError` for what cannot be, warns about what has no effect."""
     for key, harmless in _HARMLESS_VALUES.items():
-        value = mapping.get(key, harmless).strip()
-        if value.lower() != harmless:
-            raise ConfigError(f"{source}: {key}={value!r} is not supported yet: expected {harmless}")
+        value = mapping.get(key, harmless)
+        if value.strip().lower() != harmless:
+            where = properties.place(source, value)
+            raise ConfigError(f"{where}: {key}={value.strip()!r} is not supported yet: expected {harmless}")
     effective = {key: value for key, value in mapping.items() if key not in _HARMLESS_VALUES}
     config = properties.bind(BrokerConfig, effective, source=source, ignored=BROKER_KEYS)
+    set_name_servers(config, effective.get(_NAME_SERVERS, ""), source=source)
     if config.broker_role is BrokerRole.SLAVE:
         raise ConfigError(f"{source}: brokerRole='SLAVE' is not supported yet: expected ASYNC_MASTER or SYNC_MASTER")
     if config.broker_id != 0:
@@ -244,3 +246,13 @@ def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
         log.warning("%s: brokerId=%d is taken as 0, the id of a master", source, config.broker_id)
         config.broker_id = 0
     return config
+
+
+def set_name_servers(config: BrokerConfig, text: str, *, source: str) -> None:
+    """Takes the name servers as users write them, and keeps them as `host:port;host:port`. Raises `ConfigError`."""
+    properties.update(config, {_NAME_SERVERS: text}, allowed={_NAME_SERVERS}, source=source)
+    if config.namesrv_addr:
+        try:
+            config.namesrv_addr = ";".join(parse_name_servers(config.namesrv_addr))
+        except ValueError as error:
+            raise ConfigError(f"{properties.place(source, text)}: {error}") from None

@@ -1,7 +1,8 @@
 """Keeps this broker known to every name server: at the start, every 30 s, at once when a topic changes, and not any
 more after its end.
 
-Name servers are independent: each is told by itself, and one that is away costs nothing but a log line.
+Name servers are independent: each is told by itself, and one that is away or is something else costs nothing but a log
+line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Registration:
         self._pool = Pool()
         self._changed = asyncio.Event()
         self._next_round: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unreachable: set[str] = set()
+        self._trouble: dict[str, str] = {}  # name server -> why it does not know this broker
 
     @property
     def _name_servers(self) -> list[str]:
@@ -140,18 +141,25 @@ class Registration:
                 return
             request = Frame(RequestCode.REGISTER_BROKER, encode_header(header), body)
             response = await self._pool.request(server, request, timeout_s)
-            if response.code != ResponseCode.SUCCESS:
-                log.warning("name server %s refused the registration: %s", server, response.remark)
+            if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._note(server, f"{server} is no name server but, it seems, a broker: correct -n or namesrvAddr")
                 return
-            if server in self._unreachable:
-                self._unreachable.discard(server)
-                log.warning("name server %s is back", server)
+            if response.code != ResponseCode.SUCCESS:
+                self._note(server, f"name server {server} refused the registration: {response.remark}")
+                return
             if response.body:  # the ordered topics, if the name server is set to tell
                 self._topics.mark_ordered(decode_body(KVTable, response.body).table)
         except (OSError, TimeoutError, BadBody) as e:
-            if server not in self._unreachable:
-                self._unreachable.add(server)
-                log.warning("name server %s can't be reached, and is tried again: %s", server, e)
+            self._note(server, f"name server {server} can't be reached, and is tried again", f": {e}")
+            return
+        if self._trouble.pop(server, None):
+            log.warning("name server %s knows this broker again", server)
+
+    def _note(self, server: str, trouble: str, detail: str = "") -> None:
+        """Warns once of a trouble that lasts."""
+        if self._trouble.get(server) != trouble:
+            self._trouble[server] = trouble
+            log.warning("%s%s", trouble, detail)
 
     async def _is_known(self, server: str, timeout_s: float) -> bool:
         header = QueryDataVersion(
@@ -168,6 +176,6 @@ class Registration:
     async def _unregister_from(self, server: str, header: UnregisterBroker) -> None:
         request = Frame(RequestCode.UNREGISTER_BROKER, encode_header(header))
         try:
-            await self._pool.request(server, request, timeout_s=1.0)
+            await self._pool.request(server, request)
         except (OSError, TimeoutError) as e:
             log.info("name server %s was not told of the end: %s", server, e)

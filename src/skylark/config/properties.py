@@ -8,6 +8,7 @@ A configuration is a `msgspec.Struct` whose fields carry Apache's camelCase keys
 where camel case does not give Apache's spelling) and whose types say what is allowed: `bool`, `int` or `float` with
 bounds, an `Enum`, or `str` with a pattern. A key that no field has is warned about and skipped, because files that work
 with Apache's servers must go on working; a value that does not fit is a `ConfigError`, because a guess would be worse.
+So is a file of another kind: Java would make keys of the braces and quotes of a JSON file, and skip them all.
 
     >>> from typing import Annotated
     >>> class Limits(msgspec.Struct, rename="camel", kw_only=True):
@@ -20,7 +21,7 @@ import difflib
 import enum
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,15 @@ _NEWLINE = re.compile(r"\r\n|\r|\n")
 _KEY_END = re.compile(r"(?:[^\\=: \t\f]|\\.)*", re.DOTALL)
 _SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
 _ESCAPE = re.compile(r"\\(u(.{0,4})|.|$)", re.DOTALL)
+# What a line of another format begins with. A section of an .ini file is let through: Java skips it as a key.
+_OTHER_FORMATS = dict.fromkeys('{}[]"', "JSON") | {"<": "XML"}
+_SECTION = re.compile(r"""\[(?=[^\]]*[^\W\d])[^"',{}\[\]]+(?:\]|$)""")
+_CONFLICT = "<<<<<<<"
+# Those above 0x7f are letters and quotes in the code pages of Windows, which Java reads as it reads Latin-1.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
+_END_OF_DOS_FILE = b"\x1a"
+_SHOWN_CHARACTERS = 20
+_EXPECTED = "Apache's .properties format is expected, such as brokerName=broker-a"
 _ESCAPED_CHARACTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -46,34 +56,39 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; its text is one line for the person who wrote the file."""
 
 
+class Value(str):
+    """A value that knows its line, for messages about it."""
+
+    line: int
+
+
 def parse(text: str) -> dict[str, str]:
     """The keys and values of a `.properties` text, as `java.util.Properties` would give them."""
-    result: dict[str, str] = {}
-    for line in _logical_lines(text):
-        key = _KEY_END.match(line)
-        assert key is not None  # the pattern matches the empty string
-        separator = _SEPARATOR.match(line, key.end())
-        assert separator is not None
-        result[_unescape(key.group())] = _unescape(line[separator.end() :])
-    return result
+    return {_unescape(key): _unescape(value) for _, key, value in _entries(text)}
 
 
 def read(path: Path) -> dict[str, str]:
-    """The keys and values of the file at `path`; a file that cannot be read is a `ConfigError`."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, is this a configuration file?")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")  # what Java reads
-    try:
-        return parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    """The keys and values of the file at `path`, each value a `Value`.
+
+    A file that cannot be read, or is not of this format, is a `ConfigError`.
+    """
+    result: dict[str, str] = {}
+    for line, key, text in _entries(_text_of(path)):
+        problem = _not_an_entry(key, text)
+        if problem:
+            raise ConfigError(f"{path} line {line}: {problem}; {_EXPECTED}")
+        try:
+            value = Value(_unescape(text))
+            value.line = line
+            result[_unescape(key)] = value
+        except ConfigError as error:
+            raise ConfigError(f"{path} line {line}: {error}") from error
+    return result
+
+
+def place(source: str, value: str) -> str:
+    """Where a value stands, for messages: the file and, if it is known, the line."""
+    return f"{source} line {value.line}" if isinstance(value, Value) else source
 
 
 def bind(struct_type: type[S], mapping: Mapping[str, str], *, source: str, ignored: Collection[str] = frozenset()) -> S:
@@ -86,7 +101,8 @@ def bind(struct_type: type[S], mapping: Mapping[str, str], *, source: str, ignor
     for key, text in mapping.items():
         field = fields.get(key)
         if field is None:
-            log.warning("%s: %s", source, _unknown(key, fields, ignored))
+            said = _section(key, text) or _unknown(key, fields, ignored)
+            log.warning("%s: %s", place(source, text), said)
         else:
             values[field.name] = _convert(field, text, source)
     return struct_type(**values)
@@ -153,24 +169,73 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     return noun
 
 
-def _logical_lines(text: str) -> list[str]:
-    lines: list[str] = []
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(f"{path} line 1: this is UTF-16; save it as UTF-8")
+    if len(data) > MAX_FILE_BYTES:
+        before, nul, _ = data.partition(b"\0")
+        if nul:
+            raise ConfigError(f"{path} line {_line_count(before)}: this is not a text file; {_EXPECTED}")
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, is this a configuration file?")
+    data = data.rstrip(_END_OF_DOS_FILE)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")  # what Java reads
+
+
+def _line_count(data: bytes) -> int:
+    return len(_NEWLINE.split(data.decode("latin-1")))
+
+
+def _not_an_entry(key: str, text: str) -> str:
+    """What shows that no `.properties` file has this line; an escape in front of the key would say that it is meant."""
+    if _CONTROL.search(key) or "\0" in text:
+        return "this is not a text file"
+    if key.startswith(_CONFLICT):
+        return f"{_CONFLICT!r} is a conflict marker of git: choose one of the two versions"
+    if key[:1] not in _OTHER_FORMATS or _SECTION.match(f"{key} {text}"):
+        return ""
+    return f"{key[:_SHOWN_CHARACTERS]!r} is not a key: this looks like {_OTHER_FORMATS[key[:1]]}"
+
+
+def _entries(text: str) -> Iterator[tuple[int, str, str]]:
+    """The line, key and value of each entry, with their escapes."""
+    for number, line in _logical_lines(text):
+        key = _KEY_END.match(line)
+        assert key is not None  # the pattern matches the empty string
+        separator = _SEPARATOR.match(line, key.end())
+        assert separator is not None
+        yield number, key.group(), line[separator.end() :]
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """Each with the number of the line that it begins in."""
+    lines: list[tuple[int, str]] = []
     pending: str | None = None
-    for natural in _NEWLINE.split(text):
+    begin = 0
+    for number, natural in enumerate(_NEWLINE.split(text), 1):
         line = natural.lstrip(_BLANK)
         # A line that holds nothing but a backslash does not count as begun: what follows may be a comment.
         if not pending and (not line or line[0] in "#!"):
             pending = None
             continue
+        if not pending:
+            begin = number
         joined = (pending or "") + line
         # An odd number of trailing backslashes escapes the line end; an even number is escaped backslashes.
         if (len(line) - len(line.rstrip("\\"))) % 2:
             pending = joined[:-1]
         else:
-            lines.append(joined)
+            lines.append((begin, joined))
             pending = None
     if pending is not None:
-        lines.append(pending)
+        lines.append((begin, pending))
     return lines
 
 
@@ -200,8 +265,16 @@ def _convert(field: msgspec.structs.FieldInfo, text: str, source: str) -> Any:
         return msgspec.convert(stripped, field.type, strict=False)
     except (KeyError, msgspec.ValidationError):
         raise ConfigError(
-            f"{source}: {field.encode_name}={stripped!r} is not allowed: expected {allowed_values(field)}"
+            f"{place(source, text)}: {field.encode_name}={stripped!r} is not allowed: expected {allowed_values(field)}"
         ) from None
+
+
+def _section(key: str, text: str) -> str:
+    """What to say of a section line of an .ini file, which is a key as well to who knows no sections."""
+    line = f"{key} {text}".strip()
+    if not (line.startswith("[") and line.endswith("]")):
+        return ""
+    return f"{line} is a section, which Apache ignores: the keys below it count as all others do"
 
 
 def _unknown(key: str, known: Collection[str], ignored: Collection[str]) -> str:

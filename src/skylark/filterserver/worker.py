@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -67,7 +69,10 @@ class Worker:
     def kill(self) -> None:
         if self.is_alive:
             self._is_killed = True
-            self._process.kill()
+            # Not `Process.kill`: it looks first whether the process has ended, and so may take the status away from the
+            # event loop, which then reports 255.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Returns when the process is gone."""

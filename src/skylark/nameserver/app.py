@@ -10,15 +10,21 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from skylark.nameserver.config import NamesrvConfig
 from skylark.nameserver.handlers import handlers
 from skylark.nameserver.kvconfig import KVConfig
 from skylark.nameserver.routes import Routes
 from skylark.net.connection import Connection
-from skylark.net.server import Server, bind
+from skylark.net.server import Server, bind, refused
+from skylark.wire.codes import NAME_SERVER_CODES, RequestCode
 
 log = logging.getLogger(__name__)
+
+# Controllers have codes of their own, which Apache's name server may answer.
+_BROKER_CODES: Final = {code for code in RequestCode if not code.name.startswith("CONTROLLER")} - NAME_SERVER_CODES
+_HINT: Final = "this is a name server; give the address of a broker (port 10911 by default)"
 
 
 def monotonic_ms() -> int:
@@ -34,7 +40,11 @@ class NameServer:
         self._routes = Routes()
         self._kv = KVConfig(Path(config.kv_config_path))
         table = handlers(self._routes, self._kv, config, clock)
-        self._server = Server(table, closed=self._closed, idle_s=config.server_channel_max_idle_time_seconds)
+        self._server = Server(
+            refused(_BROKER_CODES, _HINT) | table,
+            closed=self._closed,
+            idle_s=config.server_channel_max_idle_time_seconds,
+        )
         self._scan: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:

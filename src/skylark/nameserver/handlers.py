@@ -104,11 +104,13 @@ class _Brokers:
             acting_master=header.enable_acting_master,
         )
         is_new = self._routes.version(broker.cluster, broker.address) is None
+        rival = self._routes.rival(broker)
+        now_ms = self._clock()
         result = self._routes.register(
             broker,
             body,
             connection,
-            self._clock(),
+            now_ms,
             drop_missing_topics=self._config.delete_topic_with_broker_registration,
         )
         if result is None:
@@ -116,6 +118,13 @@ class _Brokers:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "register broker failed")
         if is_new:
             log.info("broker %s (id %d) at %s registered", broker.name, broker.id, broker.address)
+        # Both live on and register again and again, and each time clients are sent to the other one.
+        if is_new and rival is not None and self._routes.version(broker.cluster, broker.address) is not None:
+            log.warning(
+                "broker %s (id %d) now registers from %s instead of %s, which was seen %d s ago: "
+                "two brokers of one name? set brokerName",
+                broker.name, broker.id, broker.address, rival[0], (now_ms - rival[1]) // 1000,
+            )  # fmt: skip
         ordered = (
             self._kv.namespace(ORDER_TOPIC_NAMESPACE) if self._config.return_order_topic_config_to_broker else None
         )

@@ -122,6 +122,15 @@ class Routes:
         live = self._live.get((cluster, address))
         return None if live is None else live.version
 
+    def rival(self, broker: Broker) -> tuple[str, int] | None:
+        """The other address that lives under this broker's name and id, if there is one, and when it was last seen."""
+        group = self._brokers.get(broker.name)
+        address = None if group is None else group.broker_addrs.get(broker.id)
+        if group is None or address is None or address == broker.address:
+            return None
+        live = self._live.get((group.cluster, address))
+        return None if live is None else (address, live.last_seen_ms)
+
     def unregister(self, cluster: str, name: str, address: str) -> None:
         self._live.pop((cluster, address), None)
         self._filter_servers.pop((cluster, address), None)

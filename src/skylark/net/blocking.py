@@ -33,7 +33,7 @@ class BlockingConnection:
             self._socket = socket.create_connection(split_address(address), timeout_s)
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {timeout_s:g} s") from None
-        except OSError as e:
+        except (OSError, ValueError) as e:
             raise ConnectionError(f"no connection to {address}: {e}") from e
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

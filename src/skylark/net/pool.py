@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from ipaddress import IPv6Address
+from typing import Final
 
 from skylark.net.connection import Connection, Handlers
 from skylark.wire.frame import Frame
 
+_NAME: Final = re.compile(r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?")
+_PORT: Final = re.compile(r"[0-9]{1,5}")
+
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` in its two parts; an IPv6 host stands in brackets."""
+    """`host:port` in its two parts; an IPv6 host stands in brackets. Raises ValueError for what no server can have."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not _PORT.fullmatch(port):
         raise ValueError(f"{address!r} is not an address of the form host:port")
-    return host.strip("[]"), int(port)
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"{address!r} has no port that exists: they go from 1 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    try:
+        if ":" in host:
+            IPv6Address(host)
+        elif not _NAME.fullmatch(host) or len(host) > 253:
+            raise ValueError
+        elif not host.isascii():
+            host.encode("idna")
+    except ValueError:
+        raise ValueError(f"{address!r} has no host that exists: {host!r} is neither a name nor an IP address") from None
+    return host, int(port)
 
 
 class Pool:
@@ -65,16 +84,16 @@ class Pool:
             dial.exception()  # looked at, so that nobody complains when all who waited have given up
 
     async def _dial(self, address: str) -> Connection:
-        host, port = split_address(address)
         loop = asyncio.get_running_loop()
         try:
+            host, port = split_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._handlers, dialled=True, stamp=self._stamp), host, port
                 )
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
-        except OSError as e:
+        except (OSError, ValueError) as e:
             raise ConnectionError(f"no connection to {address}: {e}") from e
         self._connections[address] = connection
         return connection

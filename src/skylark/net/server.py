@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from skylark.net.connection import Connection, Handlers
+from skylark.net.connection import Connection, Handler, Handlers
+from skylark.wire.codes import ResponseCode
+from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,16 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def refused(codes: Iterable[int], hint: str) -> dict[int, Handler]:
+    """Handlers for requests that belong to another kind of server: Apache's answer, and what to do about it."""
+
+    def refuse(request: Frame, _: Connection) -> Frame:
+        remark = f" request type {request.code} not supported: {hint}"
+        return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+    return dict.fromkeys(codes, refuse)
 
 
 class Server:

@@ -35,13 +35,15 @@ INDEX_REBUILD_MAX_BYTES = 256 << 20
 
 
 class Recovered(msgspec.Struct):
-    """What recovery found: where it started, the end of the log and its last record."""
+    """What recovery found: where it started, the end of the log and its last record, and how long the record was that
+    had been begun behind it."""
 
     start_offset: int = 0
     end_offset: int = 0
     last_log_offset: int = 0
     last_store_ms: int = 0
     record_count: int = 0
+    cut_bytes: int = 0
 
 
 class LogScan:
@@ -116,6 +118,7 @@ def recover(
         result.last_store_ms = record.store_ms
         result.record_count += 1
     result.end_offset = scan.end_offset
+    result.cut_bytes = _begun_bytes(commit_log, scan.end_offset)
     commit_log.truncate(scan.end_offset)
     if dispatcher.lagging:
         _rebuild(commit_log, dispatcher, dispatcher.lagging)
@@ -133,6 +136,16 @@ def recover(
 def _is_record(commit_log: CommitLog, log_offset: int) -> bool:
     record = commit_log.record(log_offset)
     return record is not None and inspect(record, 0, log_offset) is not None
+
+
+def _begun_bytes(commit_log: CommitLog, end_offset: int) -> int:
+    """What the record that is not whole claims to take, as far as its segment goes; 0 if none was begun."""
+    for segment in commit_log.segments_between(end_offset, end_offset + 1):
+        at = end_offset - segment.base
+        claimed = int.from_bytes(segment.view[at : at + 4], "big")
+        if inspect(segment.view, at, segment.base) is None:  # else the segment is full
+            return min(claimed, segment.size_bytes - at)
+    return 0
 
 
 def _start_after_clean_stop(commit_log: CommitLog, queues: QueueTable) -> int | None:

@@ -92,7 +92,7 @@ class Retention:
                 log.error("%.0f%% of the disk is used: no messages are taken", ratio * 100)
             self.space_refusal = f"{ratio:.0%} of the disk is used, messages are taken again below {forcible:.0%}"
         elif ratio <= forcible and self.space_refusal is not None:
-            log.info("%.0f%% of the disk is used: messages are taken again", ratio * 100)
+            log.warning("%.0f%% of the disk is used: messages are taken again", ratio * 100)
             self.space_refusal = None
         return ratio > forcible
 

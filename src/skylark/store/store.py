@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -21,6 +23,7 @@ from mypy_extensions import i64
 
 from skylark.store.api import (
     CleanReport,
+    DiskFull,
     LogRecord,
     MessageTooLarge,
     NotWriteable,
@@ -34,7 +37,7 @@ from skylark.store.api import (
 )
 from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
-from skylark.store.commitlog import BLANK_BYTES, CommitLog
+from skylark.store.commitlog import BLANK_BYTES, RESERVE_STEP_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
 from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, queue_tag_code
 from skylark.store.flush import Done, Flusher
@@ -93,14 +96,19 @@ class Store:
                 self._checkpoint.index_log_offset = 0
             self._index = IndexService(root / "index", config.index_slots, config.index_entries)
         self._index_behind = False
+        self._disk_full = False
         self._refusal: str | None = None
         self._store_host = config.store_host
         clean = self.was_clean = not self._abort_path.exists()
+        began_s = time.monotonic()
         found = recover(self._log, self._queues, self._index, self._checkpoint, self._delays_ms, clean=clean)
-        log.info(
-            "%s: log from %d to %d, %d queues, %d records checked after %s stop",
-            root, self._log.min_offset, found.end_offset, len(self._queues), found.record_count,
-            "a clean" if clean else "an unclean",
+        # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
+        log.log(
+            logging.INFO if clean else logging.WARNING,
+            "%s: opened in %.1f s after %s stop: log from %d to %d, %d queues; %d records checked from %d on, %s",
+            root, time.monotonic() - began_s, "a clean" if clean else "an unclean",
+            self._log.min_offset, found.end_offset, len(self._queues), found.record_count, found.start_offset,
+            f"{found.cut_bytes} bytes of an incomplete one cut off" if found.cut_bytes else "all whole",
         )  # fmt: skip
         self._progress = Progress(found.last_log_offset, found.last_store_ms)
         self._reader = QueueReader(config, self._log, self._queues)
@@ -126,8 +134,21 @@ class Store:
                 raise
         except OSError as error:
             raise StoreError(f"cannot open the store in {config.root}: {error}") from error
+        store._warn_of_little_space()
         store._flusher.start()
         return store
+
+    def _warn_of_little_space(self) -> None:
+        """Tells before the first message is refused; blocks may be reserved already, so that it is not sure to be."""
+        free = shutil.disk_usage(self._log.directory).free
+        needed = min(self.config.segment_bytes, RESERVE_STEP_BYTES)
+        if free < needed:
+            log.warning(
+                "%s: %d KiB are free, messages may be refused below %d KiB",
+                self._log.directory,
+                free >> 10,
+                needed >> 10,
+            )
 
     def _mark_open(self) -> None:
         self._abort_path.touch()
@@ -154,11 +175,11 @@ class Store:
         fixed_size = i64(record_size(message.born_host, store_host, queue.topic_bytes))
         total = i64(len(parts)) * fixed_size + self._variable_bytes(parts)
         queued = sys_flag & SYS_TRANSACTION_MASK not in UNQUEUED
-        if queued and queue.write_at + len(parts) * ENTRY_BYTES > queue.write_limit:
-            queue.make_room(len(parts))
         commit_log = self._log
-        if commit_log.position + total + BLANK_BYTES > commit_log.limit:
-            commit_log.make_room(total)
+        queue_is_short = queued and queue.write_at + len(parts) * ENTRY_BYTES > queue.write_limit
+        log_is_short = commit_log.position + total + BLANK_BYTES > commit_log.limit
+        if queue_is_short or log_is_short:
+            self._make_room(queue if queue_is_short else None, len(parts), total if log_is_short else 0)
         log_offset = i64(commit_log.end_offset)
         queue_offset = i64(queue.max_offset if queued else 0)
         stored = Appended([], total, queue_offset, now_ms, store_host)
@@ -189,6 +210,22 @@ class Store:
         if self._refusal is not None or self._retention.space_refusal is not None:
             raise NotWriteable(self._refusal or self._retention.space_refusal)
         return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+
+    def _make_room(self, queue: ConsumeQueue | None, count: int, log_bytes: int) -> None:
+        """Takes blocks for entries of a queue and bytes of the log; what fails is told once, not for each message."""
+        try:
+            if queue is not None:
+                queue.make_room(count)
+            if log_bytes:
+                self._log.make_room(log_bytes)
+        except DiskFull as error:
+            if not self._disk_full:
+                log.warning("no messages are taken: %s", error)
+            self._disk_full = True
+            raise
+        if self._disk_full:
+            log.warning("there is space in %s: messages are taken again", self.config.root)
+        self._disk_full = False
 
     def _variable_bytes(self, parts: list[BatchPart]) -> i64:
         """The size of bodies and properties together, if messages may have such."""
@@ -336,7 +373,7 @@ class Store:
 
     # --- queues, retention, end ---------------------------------------------------------------------------------------
     def queues(self) -> Iterator[tuple[str, int]]:
-        return ((queue.topic, queue.queue_id) for queue in self._queues)
+        return iter([(queue.topic, queue.queue_id) for queue in self._queues])
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and their offsets; its records stay in the log until they expire."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import string
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,6 +25,7 @@ from skylark.broker.config import BrokerConfig, from_mapping
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
+from skylark.net.server import bind
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic
@@ -33,7 +36,7 @@ _T = TypeVar("_T")
 HOST: Final = "127.0.0.1"
 MAX_BROKERS: Final = 26
 _READ_AND_WRITE: Final = 6
-_REQUEST_TIMEOUT_S: Final = 10.0
+_REQUEST_TIMEOUT_S: Final = 60.0
 
 _SMALL: Final = {
     "mappedFileSizeCommitLog": str(16 << 20),
@@ -52,6 +55,7 @@ class LocalBroker:
         self._config = config
         self._broker: Broker | None = None
         self._port = 0
+        self._reserved: socket.socket | None = None
 
     @property
     def name(self) -> str:
@@ -68,6 +72,11 @@ class LocalBroker:
     async def start(self) -> None:
         if self._broker is None:
             broker = Broker(self._config)
+            # Bound and never listened on, so that nobody else gets the port while the broker is stopped. Other systems
+            # don't let two sockets be bound to one port.
+            if self._reserved is None and sys.platform == "linux":
+                self._reserved = bind(HOST, 0)
+                self._port = self._reserved.getsockname()[1]
             self._port = await broker.start(HOST, self._port)
             self._broker = broker
 
@@ -76,6 +85,12 @@ class LocalBroker:
         broker, self._broker = self._broker, None
         if broker is not None:
             await broker.stop()
+
+    async def leave(self) -> None:
+        """Stops for good: the port is anybody's again."""
+        await self.stop()
+        if self._reserved is not None:
+            self._reserved.close()
 
 
 class LocalCluster:
@@ -178,8 +193,8 @@ class LocalCluster:
         self._name_server = name_server
         for letter in string.ascii_lowercase[: self._count]:
             broker = LocalBroker(self._broker_config(f"broker-{letter}", root))
-            await broker.start()
             self.brokers.append(broker)
+            await broker.start()
         for name, queues in self._topics.items():
             await self.create_topic(name, queues)
 
@@ -189,7 +204,7 @@ class LocalCluster:
 
     async def _stop(self) -> None:
         for broker in reversed(self.brokers):
-            await broker.stop()
+            await broker.leave()
         if self._name_server is not None:
             await self._name_server.stop()
         if self._temporary is not None:
