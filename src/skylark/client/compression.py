@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from skylark.client.errors import InvalidMessage, UnreadableMessage
+from skylark.extras import how_to_install
 from skylark.wire.message import (
     SYS_COMPRESSED,
     SYS_COMPRESSION_LZ4,
@@ -52,7 +53,7 @@ def require(codec: Codec) -> None:
     try:
         _module(codec)
     except ImportError:
-        raise InvalidMessage(f"{codec} is not installed; pip install 'skylark-mq[compression]' brings it") from None
+        raise InvalidMessage(f"{codec} is not installed; {how_to_install('compression')} brings it") from None
 
 
 def deflate(body: bytes, codec: Codec, level: int = DEFAULT_LEVEL) -> bytes:
@@ -76,7 +77,7 @@ def inflate(body: bytes, sys_flag: int, max_bytes: int = MAX_INFLATED_BYTES) -> 
         inflater = zlib.decompressobj() if codec is Codec.ZLIB else _inflater(codec)
     except ImportError:
         raise UnreadableMessage(
-            f"the body is compressed with {codec}; pip install 'skylark-mq[compression]' brings it"
+            f"the body is compressed with {codec}; {how_to_install('compression')} brings it"
         ) from None
     try:
         inflated: bytes = inflater.decompress(body, max_bytes)

@@ -410,8 +410,9 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
 
 
 def as_timeout(sending: Sending) -> RequestTimeout:
-    at = f" at {sending.tried[-1]}" if sending.tried else ""
-    return RequestTimeout(f"message {sending.msg_id} was not sent{at} before its time was over")
+    if not sending.tried:
+        return RequestTimeout(f"no name server told in time where topic {sending.topic!r} is; nothing was sent")
+    return RequestTimeout(f"message {sending.msg_id} was not sent at {sending.tried[-1]} before its time was over")
 
 
 def _as_ours(error: OSError, sending: Sending) -> RocketMQError:

@@ -45,6 +45,10 @@ class MessageNotFound(RocketMQError, LookupError):
     """No message is where it was looked for."""
 
 
+class NotANameServer(RocketMQError):
+    """What answers at the address of a name server is another server."""
+
+
 class RequestTimeout(RocketMQError, TimeoutError):
     """No answer in time. What was asked may still have happened."""
 

@@ -55,6 +55,14 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class _Failing:
+    """Something that fails at the moment, and in which of its parts: a broker that is away fails in all its queues."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.parts: set[str] = set()
+
+
 class LitePullConsumer:
     """Messages on request, read ahead."""
 
@@ -110,7 +118,7 @@ class LitePullConsumer:
         self._rebalance_asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._partings: set[asyncio.Task[None]] = set()  # last commits of queues that were given up
-        self._failing: set[str] = set()
+        self._failing: dict[str, _Failing] = {}
 
     # Life.
 
@@ -205,6 +213,10 @@ class LitePullConsumer:
     def assignment(self) -> list[MessageQueue]:
         """The queues that this consumer reads at the moment."""
         return [self._namespace.unwrap_queue(queue) for queue in self._ahead.owned]
+
+    def failures(self) -> list[str]:
+        """What can't be done at the moment, or could not until the end: topics to read, offsets to commit."""
+        return [failing.text for failing in self._failing.values()]
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""
@@ -363,6 +375,7 @@ class LitePullConsumer:
                 pass  # time to look again, told or not
             try:
                 balanced = await self._rebalance()
+                self._note_ok("join")
             except RocketMQError as e:
                 balanced = False
                 self._note("join", f"group {self.group} can't be joined: {e}")
@@ -441,19 +454,23 @@ class LitePullConsumer:
     # Reading ahead.
 
     async def _read(self, owned: Owned) -> None:
-        name = str(owned.queue)
+        where, queue = f"read topic {owned.queue.topic} at {owned.queue.broker_name}", str(owned.queue)
         pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                await self._read_on(owned)
-            except RocketMQError as e:
-                self._note(name, f"group {self.group} can't read {name}, and goes on trying: {e}")
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-                await self._look_again(owned.queue.topic)
-            else:
-                pause_s = FIRST_PAUSE_S
-                self._note_ok(name)
+        try:
+            while True:
+                try:
+                    await self._read_on(owned)
+                except RocketMQError as e:
+                    self._note(where, f"group {self.group} can't {where}, and goes on trying: {e}", queue)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                    await self._look_again(owned.queue.topic)
+                else:
+                    pause_s = FIRST_PAUSE_S
+                    self._note_ok(where, queue)
+        finally:
+            if not self._closed:
+                self._note_ok(where, queue)  # the queue is another's now
 
     async def _read_on(self, owned: Owned) -> None:
         await self._ahead.wait_for_room(owned)
@@ -509,15 +526,21 @@ class LitePullConsumer:
         else:
             self._note_ok(where)
 
-    def _note(self, what: str, text: str) -> None:
-        """Logs a failure when it begins, not each time."""
-        if what not in self._failing:
-            self._failing.add(what)
+    def _note(self, what: str, text: str, part: str = "") -> None:
+        """Logs a failure when it begins, not each time, and once for all its parts."""
+        failing = self._failing.get(what)
+        if failing is None:
+            failing = self._failing[what] = _Failing(text)
             log.warning("%s", text)
+        failing.parts.add(part)
 
-    def _note_ok(self, what: str) -> None:
-        if what in self._failing:
-            self._failing.discard(what)
+    def _note_ok(self, what: str, part: str = "") -> None:
+        failing = self._failing.get(what)
+        if failing is None:
+            return
+        failing.parts.discard(part)
+        if not failing.parts:
+            del self._failing[what]
             log.info("group %s: %s works again", self.group, what)
 
     def _find(self, queue: MessageQueue) -> Owned:

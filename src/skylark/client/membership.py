@@ -460,7 +460,11 @@ class _QueueSink:
         return self._member.subscriptions.get(self._assignment.queue.topic)
 
     def commit_offset(self) -> int:
-        return self._member.offsets.known(self._assignment.queue) if self._commits else -1
+        # Not while a message is in hand: what is committed next is higher than what this pull would carry, and a broker
+        # with many threads, as Apache's, may come to the pull last.
+        if not self._commits or len(self._assignment.buffer):
+            return -1
+        return self._member.offsets.known(self._assignment.queue)
 
     def found(self, pulled: Pulled) -> None:
         member, assignment = self._member, self._assignment

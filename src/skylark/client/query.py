@@ -114,6 +114,8 @@ class QueryClient:
             answer = await self._session.ask_address(address, request, self._timeout_s)
         except NotReachable as e:
             raise NotReachable(f"message id {offset_msg_id} belongs to a broker at {address}: {e}") from e
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise MessageNotFound(f"message id {offset_msg_id} belongs to a broker at {address}, but that is no broker")
         if answer.code != ResponseCode.SUCCESS:
             raise MessageNotFound(f"broker {address} has no message {offset_msg_id}: {answer.remark}")
         try:

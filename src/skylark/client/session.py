@@ -20,13 +20,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
 from skylark.client import stacks
+from skylark.client.addresses import of_name_server, parse_name_servers
 from skylark.client.dialogue import Dialogue
-from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
+from skylark.client.errors import (
+    ClientClosed,
+    ForkedProcess,
+    NotANameServer,
+    NotReachable,
+    RequestTimeout,
+    RocketMQError,
+)
 from skylark.client.message import Message
 from skylark.client.namespace import Namespace
 from skylark.client.routes import Routes
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.net.pool import Pool, split_address
+from skylark.net.pool import Pool
 from skylark.wire import fastjson
 from skylark.wire.bodies import (
     ConsumerData,
@@ -87,21 +95,6 @@ class ConsumerMember(Protocol):
 
     def consume_directly(self, message: Message) -> Awaitable[Mapping[str, object]]:
         """An operator has one message consumed here; Apache's ConsumeMessageDirectlyResult."""
-
-
-def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
-    """Addresses from `host:port;host:port` or a sequence. Raises ValueError.
-
-    >>> parse_name_servers("a:9876; b:9876")
-    ['a:9876', 'b:9876']
-    """
-    items = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
-    addresses = [item.strip().removeprefix("http://") for item in items if item.strip()]
-    if not addresses:
-        raise ValueError("no name server is given; it takes host:port, or several joined by ';'")
-    for address in addresses:
-        split_address(address)
-    return addresses
 
 
 def local_ip() -> str:
@@ -265,7 +258,8 @@ class Session:
     async def ask_name_server(self, request: Frame, timeout_s: float | None = None) -> Frame:
         """The answer of the first name server that gives one, beginning with the last good one.
 
-        Raises NotReachable or RequestTimeout when none does within the time.
+        Raises NotReachable or RequestTimeout when none does within the time, NotANameServer if
+        the only address is a broker's.
         """
         pool = self._running_pool()
         loop = asyncio.get_running_loop()
@@ -280,9 +274,14 @@ class Session:
                 # One that does not answer leaves time for the others.
                 async with asyncio.timeout_at(loop.time() + (deadline - loop.time()) / (count - turn)):
                     answer = await (await pool.get(address)).request(request, deadline - loop.time())
+                answer = of_name_server(answer, address)
             except TimeoutError:
                 timed_out = True
                 failures.append(f"no answer from {address} in time")
+            except NotANameServer as e:
+                if count == 1:
+                    raise
+                failures.append(str(e))
             except OSError as e:
                 failures.append(str(e))
             else:

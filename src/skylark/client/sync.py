@@ -366,6 +366,7 @@ class LitePullConsumer(_Iterating):
     unsubscribe = _calls(lite_pull_consumer.LitePullConsumer.unsubscribe)
     assign = _calls(lite_pull_consumer.LitePullConsumer.assign)
     assignment = _calls(lite_pull_consumer.LitePullConsumer.assignment)
+    failures = _calls(lite_pull_consumer.LitePullConsumer.failures)
     queues = _waits(lite_pull_consumer.LitePullConsumer.queues)
     poll = _waits(lite_pull_consumer.LitePullConsumer.poll)
     seek = _waits(lite_pull_consumer.LitePullConsumer.seek)

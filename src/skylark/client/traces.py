@@ -11,6 +11,7 @@ from skylark.wire.trace import ConsumeCode, EndTransaction, Pub, Recall, SubAfte
 
 _CODES: Final = {code.value: code.name.lower().replace("_", " ") for code in ConsumeCode}
 _PLAIN_CODES: Final = (ConsumeCode.SUCCESS, ConsumeCode.FAILED)
+_STAGES: Final = (Pub, EndTransaction, Recall, SubBefore | SubAfter)
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +32,19 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_events(records: Iterable[tuple[Trace, str]]) -> list[TraceEvent]:
-    """The events behind records and the hosts of their writers, in the order of time."""
+    """The events behind records and the hosts of their writers, in the order of time, and in the order of a message's
+    life within a millisecond. The records of one message come in any order: each may lie in another queue."""
     pairs = list(records)
     begun = {record.request_id: record for record, _ in pairs if isinstance(record, SubBefore)}
     events = [_event(record, host, begun) for record, host in pairs]
-    return sorted(events, key=lambda event: event.time_ms)
+    return sorted(events, key=lambda event: (event.time_ms, *_place_in_life(event.record, begun)))
+
+
+def _place_in_life(record: Trace, begun: dict[str, SubBefore]) -> tuple[int, int, bool]:
+    stage = next(number for number, kinds in enumerate(_STAGES) if isinstance(record, kinds))
+    before = begun.get(record.request_id) if isinstance(record, SubAfter) else record
+    retries = before.retries if isinstance(before, SubBefore) else 0
+    return stage, retries, isinstance(record, SubAfter)
 
 
 def _event(record: Trace, client_host: str, begun: dict[str, SubBefore]) -> TraceEvent:

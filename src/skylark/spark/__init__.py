@@ -8,12 +8,14 @@
 Spark finds the formats by itself as well; `register` also has progress committed to consumer groups after every batch.
 """
 
+from skylark.extras import how_to_install
+
 try:
     import numpy  # noqa: F401
     import pyarrow  # noqa: F401
     import pyspark  # noqa: F401
 except ImportError as e:
-    raise ImportError(f"{e}; pip install 'skylark-mq[spark]' brings what Spark needs") from e
+    raise ImportError(f"{e}; {how_to_install('spark')} brings what Spark needs") from e
 
 from skylark.spark.registration import register
 

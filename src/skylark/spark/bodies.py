@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from skylark.client.errors import RocketMQError
 from skylark.client.validation import user_properties
+from skylark.extras import how_to_install
 from skylark.spark import columns
 from skylark.spark.options import BadOption, Reading
 from skylark.spark.queues import Queue
@@ -163,9 +164,7 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"skylark.spark.{name}")
     except ImportError as e:
-        raise BadOption(
-            f"option bodyFormat={name}: {e}; pip install 'skylark-mq[formats]' brings what it needs"
-        ) from None
+        raise BadOption(f"option bodyFormat={name}: {e}; {how_to_install('formats')} brings what it needs") from None
 
 
 class Columns:

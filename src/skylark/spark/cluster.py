@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
+from skylark.client.addresses import of_name_server, parse_name_servers
+from skylark.client.errors import (
+    BrokerError,
+    NotANameServer,
+    NotReachable,
+    RequestTimeout,
+    RocketMQError,
+    RouteNotFound,
+)
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute, as_default, build_route
 from skylark.net.blocking import BlockingConnection
 from skylark.spark.queues import Queue
@@ -44,11 +52,6 @@ _SYSTEM_PREFIXES: Final = ("rmq_sys_", "%RETRY%", "%DLQ%")
 _T = TypeVar("_T")
 
 
-def addresses(name_servers: str) -> list[str]:
-    """The addresses in a list that is separated by semicolons, commas or blanks."""
-    return [address for address in re.split(r"[;,\s]+", name_servers) if address]
-
-
 class Filter:
     """What the broker sends: everything, tags (`a || b`) or what an SQL92 expression accepts."""
 
@@ -66,7 +69,7 @@ class Cluster:
     """Open connections to the servers of one cluster; used by one thread and closed by whoever made it."""
 
     def __init__(self, name_servers: str, timeout_s: float) -> None:
-        self._name_servers = addresses(name_servers)
+        self._name_servers = parse_name_servers(name_servers)
         self._timeout_s = timeout_s  # for everything that is retried; one wait gets half of it
         self._deadline_s: float | None = None  # while something is retried
         self._connections: dict[str, BlockingConnection] = {}
@@ -275,10 +278,12 @@ class Cluster:
         return self.retrying(lambda: self._first_answer(request))
 
     def _first_answer(self, request: Frame) -> Frame:
-        failed: OSError | None = None
+        failed: OSError | NotANameServer | None = None
         for address in self._name_servers:
             try:
-                return self._connection(address).request(request)
+                return of_name_server(self._connection(address).request(request), address)
+            except NotANameServer as e:
+                failed = failed or e
             except OSError as e:
                 self._connections.pop(address, None)
                 failed = e

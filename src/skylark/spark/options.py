@@ -12,9 +12,9 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, field
 
+from skylark.client.addresses import parse_name_servers
 from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
-from skylark.net.pool import split_address
 from skylark.spark.queues import Offsets, flat
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -224,11 +224,10 @@ def check_connecting(options: Connecting) -> None:
     """Raises BadOption for a server that can't be meant."""
     if not options.name_server:
         raise BadOption("option nameServer is missing: the address of a name server, such as localhost:9876")
-    for address in re.split(r"[;,\s]+", options.name_server.strip()):
-        try:
-            split_address(address)
-        except ValueError as e:
-            raise BadOption(f"option nameServer={options.name_server!r}: {e}") from None
+    try:
+        parse_name_servers(options.name_server)
+    except ValueError as e:
+        raise BadOption(f"option nameServer={options.name_server!r}: {e}") from None
     if duration_ms(options.timeout, "timeout") < 1000:
         raise BadOption(f"option timeout={options.timeout!r}: expected at least 1s")
 
