@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory, writes_back
+from skylark.cli.logs import LogFormat
+from skylark.cli.output import announcing
+from skylark.cli.serving import (
+    Running,
+    address,
+    log_to_stderr,
+    reachable,
+    run,
+    warn_if_slow,
+    writable_directory,
+    writes_back,
+)
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
@@ -35,6 +46,7 @@ def broker(
         bool, typer.Option("-p", "--print-config", help="Print the effective settings and exit.")
     ] = False,
     verbose: options.Verbose = False,
+    log_format: options.LogForm = LogFormat.TEXT,
 ) -> None:
     """Start a broker: it keeps messages and registers its topics with the name servers.
 
@@ -50,7 +62,7 @@ def broker(
     """
     from skylark.config.properties import render
 
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, form=log_format)
     effective = _effective_config(config, namesrv)
     if host is not None:
         effective.bind_address = host
@@ -70,14 +82,14 @@ def broker(
 def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig":
     import os
 
-    from skylark.broker.config import from_mapping
+    from skylark.broker.config import from_mapping, set_name_servers
     from skylark.config import properties
 
     mapping = properties.read(config) if config else {}
     effective = from_mapping(mapping, source=str(config or "defaults"))
-    given, source = (namesrv, "-n") if namesrv is not None else (os.environ.get("NAMESRV_ADDR"), "NAMESRV_ADDR")
+    given, origin = (namesrv, "-n") if namesrv is not None else (os.environ.get("NAMESRV_ADDR"), "NAMESRV_ADDR")
     if given is not None and (namesrv is not None or not effective.namesrv_addr):
-        properties.update(effective, {"namesrvAddr": given}, allowed={"namesrvAddr"}, source=source)
+        set_name_servers(effective, given, source=origin)
     return effective
 
 
@@ -96,6 +108,8 @@ async def _serve(config: "BrokerConfig", file: Path | None) -> None:
         registered = (
             f"registers with {config.namesrv_addr}" if config.namesrv_addr else "registers nowhere: no -n given"
         )
-        print(f"Broker {config.broker_name} in {config.broker_cluster_name} on {where}, {registered}")
-        print(f"ready broker={where}", flush=True)
+        warn_if_slow()
+        with announcing():
+            print(f"Broker {config.broker_name} in {config.broker_cluster_name} on {where}, {registered}")
+            print(f"ready broker={where}")
         await running.until_told_to_stop()

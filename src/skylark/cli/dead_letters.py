@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.messages import NameServers
+from skylark.cli.addresses import NameServers
 from skylark.cli.pipeline import user_errors
 from skylark.cli.queries import excerpt, print_table
 from skylark.cli.serving import log_to_stderr
@@ -29,7 +29,9 @@ def inspect(
     key: Key = None,
     begin: options.From = None,
     end: options.ToTime = None,
-    as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object, with whole bodies.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All of it as one JSON object. A body that is no UTF-8 is in body_base64.")
+    ] = False,
     namesrv: NameServers = "127.0.0.1:9876",
     verbose: options.Verbose = False,
 ) -> None:
@@ -94,7 +96,6 @@ def redrive(
     log_to_stderr(verbose=verbose)
     with user_errors():
         from skylark.pipelines import dead_letters
-        from skylark.pipelines.progress import stopped_by_signal
         from skylark.pipelines.span import span
 
         dead_letters.check_names(group, to_topic)
@@ -102,8 +103,7 @@ def redrive(
         if dry_run:
             _tell(dead_letters.inspect(namesrv, group, wanted, 0), to_topic, most)
             return
-        with stopped_by_signal() as stop:
-            dead_letters.redrive(namesrv, group, wanted, to_topic=to_topic, most=most, rate=rate, stop=stop)
+        dead_letters.redrive(namesrv, group, wanted, to_topic=to_topic, most=most, rate=rate)
 
 
 def _show(report: "Report") -> None:
@@ -139,7 +139,7 @@ def _show(report: "Report") -> None:
             " ".join(letter.keys),
             str(letter.reconsume_times),
             "yes" if letter.redriven else "",
-            excerpt(letter.body.encode()),
+            excerpt(letter.raw_body),
         )
     print_table(letters)
 

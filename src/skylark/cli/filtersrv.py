@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run
+from skylark.cli.logs import LogFormat
+from skylark.cli.output import announcing
+from skylark.cli.serving import Failure, Running, address, log_to_stderr, reachable, run
 
 if TYPE_CHECKING:
     from skylark.filterserver.config import FiltersrvConfig
@@ -33,6 +35,7 @@ def filtersrv(
         bool, typer.Option("--print-config", help="Print the effective settings and exit.")
     ] = False,
     verbose: options.Verbose = False,
+    log_format: options.LogForm = LogFormat.TEXT,
 ) -> None:
     """Start a filter server: consumers upload a Python class, and pull through here the messages that it lets through.
 
@@ -45,14 +48,19 @@ def filtersrv(
 
     [cyan]skylark filtersrv -c filtersrv.conf[/cyan]  with connectWhichBroker and the rest from a file
     """
+    from skylark.client.addresses import parse_name_servers
     from skylark.config import properties
     from skylark.filterserver.config import FiltersrvConfig, load
 
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, form=log_format)
     effective = load(config) if config else FiltersrvConfig()
     if broker is not None:
         key = "connectWhichBroker"
         properties.update(effective, {key: broker}, allowed={key}, source="--broker")
+    try:
+        parse_name_servers([effective.connect_which_broker])
+    except ValueError as error:
+        raise Failure(f"the broker's address: {error}") from None
     if host is not None:
         effective.bind_address = host
     if port is not None:
@@ -76,6 +84,7 @@ async def _serve(config: "FiltersrvConfig") -> None:
         )
         where = address(reachable(config.bind_address, config.filter_server_ip), bound)
         takes = "takes classes" if config.client_upload_filter_class_enable else "takes no classes: no --upload given"
-        print(f"Filter server on {where} for broker {config.connect_which_broker}, {takes}")
-        print(f"ready filtersrv={where}", flush=True)
+        with announcing():
+            print(f"Filter server on {where} for broker {config.connect_which_broker}, {takes}")
+            print(f"ready filtersrv={where}")
         await running.until_told_to_stop()

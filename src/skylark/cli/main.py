@@ -4,6 +4,7 @@ Whatever the user can put right ends in one line on stderr, `skylark: ...`, and 
 line that makes no sense, 1 for the rest. A traceback means a defect in Skylark.
 """
 
+import logging
 import sys
 from typing import Annotated
 
@@ -12,14 +13,18 @@ import typer
 from skylark.cli.broker import broker
 from skylark.cli.demo import demo
 from skylark.cli.filtersrv import filtersrv
+from skylark.cli.logs import is_json
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
+from skylark.cli.output import standard_streams, written
 from skylark.cli.pipeline import pipeline, sql
 from skylark.cli.queries import query, trace
 from skylark.cli.ready_made import add_to
 from skylark.cli.serving import Failure
 from skylark.cli.up import up
 from skylark.config.properties import ConfigError
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     add_completion=False,
@@ -44,9 +49,9 @@ app.add_typer(pipeline)
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from skylark.form import description
 
-        print(f"skylark {version('skylark-mq')}")
+        print(f"skylark {description()}")
         raise typer.Exit
 
 
@@ -54,7 +59,7 @@ def _version(asked: bool) -> None:
 def skylark(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print version and form, and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Skylark is Apache RocketMQ rebuilt in Python: name server and broker that RocketMQ's clients and tools work with.
@@ -67,19 +72,31 @@ def skylark(
 
 
 def main() -> None:
+    with standard_streams():
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
+    code = None
     try:
-        code = app(prog_name="skylark", standalone_mode=False)
+        with written():
+            code = app(prog_name="skylark", standalone_mode=False)
     except (Failure, ConfigError) as error:
-        _fail(str(error), 1)
+        return _fail(str(error), 1)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "skylark"
-        _fail(f"{error.format_message()} (see {command} --help)", error.exit_code)
+        return _fail(f"{error.format_message()} (see {command} --help)", error.exit_code)
     except typer.Abort:
-        _fail("stopped", 130)
-    sys.exit(code if isinstance(code, int) else 0)
+        return _fail("stopped", 130)
+    return code if isinstance(code, int) else 0
 
 
-def _fail(text: str, code: int) -> None:
-    print("skylark:", " ".join(text.split()), file=sys.stderr, flush=True)
-    sys.exit(code)
+def _fail(text: str, code: int) -> int:
+    line = " ".join(text.split())
+    if is_json():
+        log.critical(line)  # whoever reads the log by machine reads this too
+    else:
+        print("skylark:", line, file=sys.stderr, flush=True)
+    return code

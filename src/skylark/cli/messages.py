@@ -5,6 +5,7 @@ stderr, and only when that is a terminal.
 """
 
 import asyncio
+import base64
 import contextlib
 import enum
 import json
@@ -13,38 +14,28 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
-from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skylark.cli import options
+from skylark.cli.addresses import NameServers
+from skylark.cli.output import check_stdout, when_nobody_reads
+from skylark.cli.progress import progress
+from skylark.cli.sending import read_whole, send_lines
 from skylark.cli.serving import Failure, log_to_stderr, run
 
 if TYPE_CHECKING:
     from skylark.client.lite_pull_consumer import LitePullConsumer
     from skylark.client.message import Message, MessageQueue
-    from skylark.client.producer import Producer
 
 _TAIL_GROUP = "TOOLS_CONSUMER"  # every broker has it
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_READ_BYTES = 64 * 1024
 
-NameServers = Annotated[
-    str,
-    typer.Option(
-        "-n",
-        "--namesrv",
-        envvar="NAMESRV_ADDR",
-        show_envvar=False,
-        metavar="HOST:PORT[;HOST:PORT]",
-        help="Name servers; else NAMESRV_ADDR is used.",
-    ),
-]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Name of the topic.")]
 Tag = Annotated[str, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
 Sql = Annotated[
     str | None,
@@ -52,7 +43,13 @@ Sql = Annotated[
         metavar="EXPRESSION", help="Only messages whose properties match, such as \"price > 5 AND kind = 'a'\"."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="A line of JSON for each message, with where it came from.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="A line of JSON for each message, with where it came from. A body that is no UTF-8 is in body_base64.",
+    ),
+]
 Max = Annotated[int | None, typer.Option("--max", min=1, metavar="COUNT", help="Stop after so many messages.")]
 Idle = Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop when nothing came for so long.")]
 
@@ -64,7 +61,10 @@ class Start(enum.StrEnum):
 
 def send(
     topic: Topic,
-    body: Annotated[str | None, typer.Argument(metavar="[BODY]", show_default=False)] = None,
+    body: Annotated[
+        str | None,
+        typer.Argument(metavar="[BODY]", show_default=False, help="The message; else lines of a file or stdin."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", metavar="FILE", help="Each line of FILE is a message.")
     ] = None,
@@ -92,7 +92,7 @@ def send(
 ) -> None:
     """Send messages: BODY, the lines of a file, or the lines of stdin.
 
-    Ends when all are acknowledged. The topic is created if the broker allows that.
+    Ends when all are acknowledged, or with the first that fails. The topic is created if the broker allows that.
 
     [bold]Examples[/bold]
 
@@ -106,31 +106,38 @@ def send(
 
     [cyan]skylark send reminders "call Ann" --delay 90m[/cyan]  to be delivered in an hour and a half
     """
+    from skylark.client.validation import MAX_MESSAGE_BYTES
+
     log_to_stderr(verbose=verbose)
     if body is not None and file is not None:
         raise Failure("give BODY or --file, not both")
-    if body is None and file is None and sys.stdin.isatty():
+    if body is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise Failure("nothing to send: give BODY, --file, or pipe lines into stdin")
+    _check_text("--tag", [tag or ""])
+    _check_text("--key", key or [])
+    _check_text("--property", properties or [])
     labels: dict[str, Any] = {
         "tag": tag,
         "key": key,
         "properties": _properties(properties or []),
         "delay_level": delay_level,
         "delay_s": _seconds("--delay", delay) if delay is not None else None,
-        "deliver_at": deliver_at.astimezone() if deliver_at is not None else None,
+        "deliver_at": _zoned("--deliver-at", deliver_at) if deliver_at is not None else None,
     }
+
+    # Here and not on the event loop, where Ctrl-C would not end the wait for a pipe.
+    single = os.fsencode(body) if body is not None else read_whole(file, MAX_MESSAGE_BYTES) if whole else None
 
     async def main() -> None:
         from skylark.client.producer import Producer
 
         async with Producer(namesrv, group="skylark-send") as producer:
-            if body is not None or whole:
-                data = body.encode() if body is not None else _read_whole(file)
-                receipt = await producer.send(topic, data, **labels)
+            if single is not None:
+                receipt = await producer.send(topic, single, **labels)
                 where = f"queue {receipt.queue.queue_id} of {receipt.queue.broker_name}"
                 print(f"{receipt.msg_id} {where} at offset {receipt.queue_offset}")
             else:
-                await _send_lines(producer, topic, file, labels)
+                await send_lines(producer, topic, file, MAX_MESSAGE_BYTES, labels)
 
     run_client(main)
 
@@ -178,7 +185,7 @@ def consume(
 def tail(
     topic: Topic,
     last: Annotated[
-        int, typer.Option("-l", "--last", min=0, metavar="COUNT", help="Begin so many messages back.")
+        int, typer.Option("-l", "--last", min=0, metavar="COUNT", help="Begin so many messages of each queue back.")
     ] = 10,
     since: Annotated[
         str | None, typer.Option(metavar="AGE", help="Begin so long ago instead: 30s, 10m, 2h, 1d.")
@@ -250,17 +257,28 @@ def run_client(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     from skylark.client.errors import NotReachable, RocketMQError
 
     try:
+        check_stdout()
         run(main)
+    except KeyboardInterrupt:
+        raise typer.Abort from None
     except NotReachable as error:
         raise Failure(f"{error}; is it running there? skylark up starts one here") from error
     except (RocketMQError, ValueError) as error:
         raise Failure(str(error)) from error
-    except BrokenPipeError:
-        # Whoever read our output has enough. What is left in the buffer must not complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Sending.
+def _zoned(option: str, moment: datetime) -> datetime:
+    try:
+        return moment.astimezone()
+    except (ValueError, OverflowError, OSError):  # the first and the last days of the calendar
+        raise Failure(f"{option} {moment.isoformat()} is no time that a message can be delivered at") from None
+
+
+def _check_text(option: str, given: list[str]) -> None:
+    """Bytes of the command line that are no text come as surrogates; only a body may have any bytes."""
+    for text in given:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise Failure(f"{option} {text!r} is no text in this terminal's encoding")
 
 
 def _properties(pairs: list[str]) -> dict[str, str] | None:
@@ -270,62 +288,6 @@ def _properties(pairs: list[str]) -> dict[str, str] | None:
     return dict(pair.split("=", 1) for pair in pairs) or None
 
 
-def _read_whole(file: Path | None) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if file is None else file.read_bytes()
-    except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}") from error
-
-
-def _lines(file: Path | None) -> Iterator[list[bytes]]:
-    """Lines that are not empty, without their ends, in the portions that the file or the pipe gives them."""
-    try:
-        with (
-            contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
-            if file is None
-            else file.open("rb") as source
-        ):
-            rest = b""
-            while data := source.read1(_READ_BYTES):
-                *lines, rest = (rest + data).split(b"\n")
-                yield [text for line in lines if (text := line.rstrip(b"\r"))]
-            yield [rest] if rest else []
-    except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}") from error
-
-
-async def _send_lines(producer: "Producer", topic: str, file: Path | None, labels: dict[str, Any]) -> None:
-    """Many in flight; ends with the first that fails, after those on their way are settled."""
-    begin = time.monotonic()
-    portions = _lines(file)
-    waiting: set[asyncio.Future[Any]] = set()
-    sent = 0
-    with _progress("sent") as advance:
-        try:
-            # A pipe may take its time, and meanwhile answers come in.
-            while (lines := await asyncio.to_thread(next, portions, None)) is not None:
-                for line in lines:
-                    waiting.add(await producer.send_soon(topic, line, **labels))
-                done = {future for future in waiting if future.done()}
-                waiting -= done
-                sent += _settled(done)
-                advance(sent)
-        finally:
-            await producer.flush()
-            for future in waiting:
-                future.exception()  # looked at: only the first failure is told
-        sent += _settled(waiting)
-        advance(sent)
-    took_s = time.monotonic() - begin
-    print(f"sent {sent} messages in {took_s:.1f} s, {sent / max(took_s, 1e-9):,.0f} a second", file=sys.stderr)
-
-
-def _settled(futures: set["asyncio.Future[Any]"]) -> int:
-    for future in futures:
-        future.result()
-    return len(futures)
-
-
 # Printing.
 
 
@@ -333,7 +295,7 @@ async def _print_messages(
     consumer: "LitePullConsumer", max_count: int | None, idle_s: float | None, as_json: bool
 ) -> None:
     count = 0
-    with _progress("received", only_if=not sys.stdout.isatty()) as advance:
+    with progress("received", only_if=not sys.stdout.isatty()) as advance:
         async for message in _until_stopped(consumer, idle_s):
             sys.stdout.buffer.write(as_json_line(message) if as_json else message.body + b"\n")
             sys.stdout.buffer.flush()
@@ -344,13 +306,22 @@ async def _print_messages(
 
 
 async def _until_stopped(consumer: "LitePullConsumer", idle_s: float | None) -> AsyncIterator["Message"]:
-    """Messages until Ctrl-C or SIGTERM, or until none came for a while."""
+    """Messages until Ctrl-C or SIGTERM, until nobody reads what is printed, or until none came for a while."""
     from skylark.client.errors import ClientClosed
 
     loop = asyncio.get_running_loop()
     closing: list[asyncio.Task[None]] = []
+
+    def close() -> None:
+        closing.append(loop.create_task(consumer.close()))
+
+    def close_from_thread() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+            loop.call_soon_threadsafe(close)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: closing.append(loop.create_task(consumer.close())))
+        loop.add_signal_handler(number, close)
+    when_nobody_reads(close_from_thread)
     while True:
         try:
             messages = await consumer.poll(idle_s or 3600.0, 1)
@@ -358,15 +329,25 @@ async def _until_stopped(consumer: "LitePullConsumer", idle_s: float | None) -> 
             await asyncio.gather(*closing)
             return
         if not messages and idle_s is not None:
+            if failures := consumer.failures():  # a server that is away is not the end of the messages
+                raise Failure(f"nothing came for {idle_s:g} s, but {failures[0]}")
             return
         for message in messages:
             yield message
 
 
+def _body(body: bytes) -> dict[str, str | None]:
+    """JSON has no bytes: those that are no text are not made one."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body": None, "body_base64": base64.b64encode(body).decode()}
+
+
 def as_json_line(message: "Message") -> bytes:
     record = {
         "topic": message.topic,
-        "body": message.body.decode("utf-8", "replace"),
+        **_body(message.body),
         "tag": message.tag,
         "keys": message.keys,
         "msg_id": message.msg_id,
@@ -379,18 +360,3 @@ def as_json_line(message: "Message") -> bytes:
         "properties": message.properties,
     }
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-@contextlib.contextmanager
-def _progress(verb: str, *, only_if: bool = True) -> Iterator[Callable[[int], None]]:
-    """A line on the terminal that counts up; nothing where there is no terminal, or where bodies go to it."""
-    if not only_if or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} messages " + verb), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(verb, total=None)
-        yield lambda count: progress.update(task, completed=count)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.serving import Running, address, log_to_stderr, reachable, run, writable_directory
+from skylark.cli.logs import LogFormat
+from skylark.cli.output import announcing
+from skylark.cli.serving import Running, address, command, log_to_stderr, reachable, run, writable_directory
 
 if TYPE_CHECKING:
     from skylark.nameserver.config import NamesrvConfig
@@ -27,6 +29,7 @@ def namesrv(
         bool, typer.Option("--print-config", help="Print the effective settings and exit.")
     ] = False,
     verbose: options.Verbose = False,
+    log_format: options.LogForm = LogFormat.TEXT,
 ) -> None:
     """Start a name server: brokers register with it, clients ask it where a topic lives.
 
@@ -42,7 +45,7 @@ def namesrv(
     from skylark.config.properties import render
     from skylark.nameserver.config import NamesrvConfig, load
 
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, form=log_format)
     effective = load(config) if config else NamesrvConfig()
     if host is not None:
         effective.bind_address = host
@@ -63,6 +66,9 @@ async def _serve(config: "NamesrvConfig") -> None:
             NameServer(config), "name server", config.bind_address, config.listen_port, "another with -p"
         )
         where = address(reachable(config.bind_address), bound)
-        print(f"Name server on {address(config.bind_address, bound)}. Start a broker: skylark broker -n {where}")
-        print(f"ready namesrv={where}", flush=True)
+        with announcing():
+            print(
+                f"Name server on {address(config.bind_address, bound)}. Start a broker: {command()} broker -n {where}"
+            )
+            print(f"ready namesrv={where}")
         await running.until_told_to_stop()

@@ -5,10 +5,15 @@ from typing import Annotated
 
 import typer
 
+from skylark.cli.logs import LogFormat
+
 ConfigFile = Annotated[
     Path | None, typer.Option("-c", "--config", metavar="FILE", help="Settings in Apache's .properties format.")
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens, not only what goes wrong.")]
+LogForm = Annotated[
+    LogFormat, typer.Option("--log-format", help="One line an event on stderr: text for people, json for machines.")
+]
 Advertise = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,6 @@ Spark and what it needs are an extra, so nothing of it is imported before a comm
 import contextlib
 import enum
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.messages import NameServers
+from skylark.cli.addresses import NameServers, OtherNameServers
+from skylark.cli.output import check_stdout, when_nobody_reads
 from skylark.cli.serving import Failure, log_to_stderr
+from skylark.extras import how_to_install
 
 pipeline = typer.Typer(
     name="pipeline",
@@ -25,7 +26,19 @@ pipeline = typer.Typer(
     rich_markup_mode="rich",
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in YAML.")]
+
+def _readable(file: Path) -> Path:
+    """Told also where there is no Spark."""
+    try:
+        with file.open("rb"):
+            return file
+    except OSError as e:
+        raise Failure(f"cannot read the pipeline {file}: {e.strerror}") from e
+
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline, in YAML.", callback=_readable)
+]
 Master = Annotated[
     str,
     typer.Option(metavar="URL", help="Spark's master: local[2], spark://host:7077, ..."),
@@ -54,8 +67,9 @@ def user_errors() -> Iterator[None]:
     try:
         from skylark.pipelines.errors import PipelineError
     except ImportError as e:
-        raise Failure(f"pipelines need Spark, and {e.name or e} is missing: pip install 'skylark-mq[spark]'") from e
+        raise Failure(f"pipelines need Spark, and {e.name or e} is missing: {how_to_install('spark')}") from e
     try:
+        check_stdout()
         yield
     except PipelineError as e:
         raise Failure(str(e)) from e
@@ -97,11 +111,14 @@ def run_pipeline(
     log_to_stderr(verbose=verbose)
     with user_errors():
         from skylark.pipelines import spec
+        from skylark.pipelines.checking import check_options, check_servers
         from skylark.pipelines.running import run
         from skylark.pipelines.session import session
 
         declared = spec.read(file)
+        check_options(declared)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
+        check_servers(declared)
         chosen = master or declared.pipeline.spark.master
         with session(chosen, declared.pipeline.name, conf=settings, verbose=verbose) as spark:
             run(declared, spark, once=once)
@@ -115,10 +132,11 @@ def validate(file: File, conf: Conf = None) -> None:
     """
     with user_errors():
         from skylark.pipelines import spec
-        from skylark.pipelines.checking import check
+        from skylark.pipelines.checking import check, check_options
         from skylark.pipelines.session import session
 
         declared = spec.read(file)
+        check_options(declared)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
         with session("local[1]", declared.pipeline.name, conf=settings) as spark:
             columns = check(declared, spark)
@@ -137,7 +155,7 @@ def submit(
         DeployMode, typer.Option(help="Where the driver runs: here (client) or there.")
     ] = DeployMode.CLIENT,
     python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The Python of the workers, with skylark-mq[spark] installed.")
+        str | None, typer.Option(metavar="PATH", help="The Python of the workers, with Skylark and its extra spark.")
     ] = None,
     environment: Annotated[
         str | None,
@@ -163,11 +181,14 @@ def submit(
     """
     if python is not None and environment is not None:
         raise typer.BadParameter("it excludes --environment", param_hint="--python")
+    code = 0
     with user_errors(), tempfile.TemporaryDirectory(prefix="skylark-submit-") as directory:
         from skylark.pipelines import spec
         from skylark.pipelines import submit as submitting
+        from skylark.pipelines.checking import check_options
 
         declared = spec.read(file)
+        check_options(declared)
         submission = submitting.Submission(
             file=file.resolve(),
             name=declared.pipeline.name,
@@ -201,10 +222,8 @@ def etl(
     checkpoint: Annotated[
         Path, typer.Option(metavar="DIR", help="Where it is kept how far this came.", show_default=False)
     ],
-    namesrv: NameServers,
-    to_namesrv: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Name servers of the target, if they are others.")
-    ] = None,
+    namesrv: NameServers = "127.0.0.1:9876",
+    to_namesrv: OtherNameServers = None,
     start: Annotated[Start, typer.Option(help="Where the first run begins.")] = Start.EARLIEST,
     group: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Consumer group whose lag shows how far this is.")
@@ -228,6 +247,7 @@ def etl(
     """
     with user_errors():
         from skylark.pipelines import spec
+        from skylark.pipelines.checking import check_options, check_servers
         from skylark.pipelines.running import run
         from skylark.pipelines.session import session
 
@@ -252,7 +272,10 @@ def etl(
             spec.Document("skylark pipeline etl", {}),
             Path.cwd(),
         )
-        with session(master, declared.pipeline.name, conf=pairs(conf, "--conf")) as spark:
+        check_options(declared)
+        settings = pairs(conf, "--conf")
+        check_servers(declared)
+        with session(master, declared.pipeline.name, conf=settings) as spark:
             run(declared, spark, once=once)
 
 
@@ -260,9 +283,13 @@ def sql(
     statement: Annotated[
         str, typer.Argument(metavar="SQL", show_default=False, help="A query; its tables are topics.")
     ],
-    namesrv: NameServers,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON for each row.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a header.")] = False,
+    namesrv: NameServers = "127.0.0.1:9876",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON for each row. Bytes that are no UTF-8 are in NAME_base64.")
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="CSV with a header. For bytes that are no UTF-8, select base64(body).")
+    ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="ROWS", help="Most rows to print.", show_default="1000 in a table")
     ] = None,
@@ -294,6 +321,7 @@ def sql(
         from skylark.pipelines import sql as querying
         from skylark.pipelines.rows import Printer, Style
         from skylark.pipelines.session import session
+        from skylark.pipelines.topics import answers
 
         style = Style.JSON if as_json else Style.CSV if as_csv else Style.TABLE
         printer = Printer(style, limit if limit is not None or style != Style.TABLE or stream else 1000)
@@ -302,10 +330,10 @@ def sql(
         if not any(name.lower().startswith("starting") for name in given):
             given["startingOffsets"] = chosen.value
         settings = {"spark.sql.streaming.forceDeleteTempCheckpointLocation": "true", **pairs(conf, "--conf")}
+        answers(namesrv)
         with session(master, "skylark sql", conf=settings) as spark:
             frame = querying.query(spark, statement, name_server=namesrv, options=given, stream=stream)
             if stream and frame.isStreaming:
-                querying.show_stream(frame, printer)
+                querying.show_stream(frame, printer, watch=when_nobody_reads)
             else:
                 querying.show(frame, printer)
-        sys.stdout.flush()

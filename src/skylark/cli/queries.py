@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skylark.cli import options
-from skylark.cli.messages import AsJson, NameServers, as_json_line, run_client
+from skylark.cli.addresses import NameServers
+from skylark.cli.messages import AsJson, as_json_line, run_client
 from skylark.cli.serving import Failure, log_to_stderr
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ _SHOWN_BODY_CHARACTERS = 60
 
 
 def query(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", show_default=False)] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", show_default=False, help="Name of the topic.")
+    ] = None,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Messages that were sent with this key.")] = None,
     unique_key: Annotated[
         str | None,
         typer.Option(metavar="ID", help="The message with this msg_id of its receipt."),
     ] = None,
     offset_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The message at a place in a broker's log; needs no topic.")
+        str | None,
+        typer.Option("--id", metavar="ID", help="The message with this offset_msg_id of its receipt; needs no topic."),
     ] = None,
     offset: Annotated[
         int | None, typer.Option(metavar="OFFSET", help="The message at an offset; needs --queue.")
@@ -88,7 +92,7 @@ def query(
             elif unique_key is not None:
                 found = [await client.by_unique_key(name, unique_key)]
             elif offset_id is not None:
-                found = [await client.by_id(offset_id)]
+                found = [await _by_id(client, offset_id)]
             elif offset is not None:
                 found = [await client.by_offset(await _queue(client, name, queue, broker), offset)]
             else:
@@ -101,7 +105,7 @@ def query(
 
 
 def trace(
-    msg_id: Annotated[str, typer.Argument(metavar="MSGID", show_default=False)],
+    msg_id: Annotated[str, typer.Argument(metavar="MSGID", show_default=False, help="The msg_id of the receipt.")],
     trace_topic: Annotated[
         str, typer.Option("-t", "--trace-topic", metavar="TOPIC", help="Where the clients write their traces.")
     ] = "RMQ_SYS_TRACE_TOPIC",
@@ -123,10 +127,17 @@ def trace(
     log_to_stderr(verbose=verbose)
 
     async def main() -> None:
+        from skylark.client.errors import RouteNotFound
         from skylark.client.query import QueryClient
 
         async with QueryClient(namesrv) as client:
-            events = await client.trace(msg_id, trace_topic=trace_topic)
+            try:
+                events = await client.trace(msg_id, trace_topic=trace_topic)
+            except RouteNotFound:
+                raise Failure(
+                    f"nothing was traced: topic {trace_topic} does not exist; trace=True of a client in Python, "
+                    "enableTrace in Java and traceTopicEnable=true of a broker switch traces on"
+                ) from None
         if not events:
             raise Failure(f"topic {trace_topic} has no trace of message {msg_id}; its clients may not trace")
         if as_json:
@@ -136,6 +147,16 @@ def trace(
             print_table(_trace_table(events))
 
     run_client(main)
+
+
+async def _by_id(client: "QueryClient", offset_id: str) -> "Message":
+    """Both kinds of id look alike."""
+    from skylark.client.errors import InvalidMessage, MessageNotFound, NotReachable
+
+    try:
+        return await client.by_id(offset_id)
+    except (InvalidMessage, MessageNotFound, NotReachable) as error:
+        raise Failure(f"{error}; for the id that send prints: skylark query TOPIC --unique-key ID") from error
 
 
 def time_ms(option: str, text: str, zone: tzinfo | None = None) -> int:
@@ -171,7 +192,7 @@ async def _queue(client: "QueryClient", topic: str, queue_id: int | None, broker
 def _show(messages: "list[Message]", as_json: bool) -> None:
     if as_json:
         for message in messages:
-            print(as_json_line(message).decode(), end="")
+            sys.stdout.buffer.write(as_json_line(message))
         return
     from rich.table import Table
 

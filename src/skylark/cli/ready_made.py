@@ -4,6 +4,7 @@ Names and times are checked before Spark starts, which takes seconds. Spark and 
 commands: the command line must also work without them.
 """
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +12,14 @@ from typing import Annotated
 import typer
 
 from skylark.cli import options
+from skylark.cli.addresses import NameServers
 from skylark.cli.dead_letters import dlq
-from skylark.cli.messages import NameServers
 from skylark.cli.pipeline import Conf, Master, pairs, user_errors
 from skylark.cli.report import report
 from skylark.cli.serving import Failure, log_to_stderr
 
 Tags = Annotated[str | None, typer.Option(metavar="TAGS", help="Only messages with these tags, such as 'new || paid'.")]
-Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="Names of topics.")]
 
 
 def add_to(pipeline: typer.Typer) -> None:
@@ -73,7 +74,8 @@ def archive(
         every_ms = None if every is None else archiving.interval_ms(every)
         existing(namesrv, topics)
         with session(master, "archive", conf=pairs(conf, "--conf"), verbose=verbose) as spark:
-            query = archiving.archive(
+            begin = functools.partial(
+                archiving.archive,
                 spark,
                 namesrv,
                 topics,
@@ -85,7 +87,7 @@ def archive(
                 group=group,
                 skip_lost=skip_lost,
             )
-            follow(query, title=f"{', '.join(topics)} to {to}")
+            follow(begin(), title=f"{', '.join(topics)} to {to}", again=begin)
 
 
 def replay(
@@ -127,7 +129,6 @@ def replay(
     with user_errors():
         from skylark.pipelines import replay as replaying
         from skylark.pipelines.lake import check_path
-        from skylark.pipelines.progress import stopped_by_signal
         from skylark.pipelines.session import session
         from skylark.pipelines.span import span
         from skylark.pipelines.topics import existing
@@ -135,10 +136,7 @@ def replay(
         period = span(begin, end)
         check_path(path)
         existing(namesrv, [target])
-        with (
-            session(master, "replay", conf=pairs(conf, "--conf"), verbose=verbose) as spark,
-            stopped_by_signal() as stop,
-        ):
+        with session(master, "replay", conf=pairs(conf, "--conf"), verbose=verbose) as spark:
             replaying.replay(
                 spark,
                 path,
@@ -149,7 +147,6 @@ def replay(
                 span=period,
                 rate=rate,
                 restart=restart,
-                stop=stop,
             )
 
 

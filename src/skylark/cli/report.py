@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from skylark.cli.messages import NameServers
+from skylark.cli.addresses import NameServers
 from skylark.cli.pipeline import Conf, Master, pairs, user_errors
 from skylark.cli.queries import time_ms
 from skylark.cli.serving import Failure
@@ -20,7 +20,7 @@ _YEAR_10000_MS: Final = 253_402_300_800_000
 
 
 def report(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="Names of topics.")],
     group: Annotated[
         list[str] | None,
         typer.Option(metavar="GROUP", help="A consumer group; repeatable.", show_default="all that consume the topics"),
@@ -38,7 +38,7 @@ def report(
         str | None, typer.Option(metavar="ID", help="Also the whole trace of the message with this id or key.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with charts; needs skylark-mq\\[report].")
+        Path | None, typer.Option(metavar="FILE", help="Write a page with charts; needs matplotlib, the extra report.")
     ] = None,
     parquet: Annotated[
         str | None, typer.Option(metavar="DIR", help="Add the rows to Parquet files, a directory for each section.")
@@ -96,7 +96,7 @@ def report(
         else:
             terminal.show(made, sys.stdout)
         if html is not None:
-            html.write_text(page.page(made), encoding="utf-8")
+            _write(html, page.page(made))
             print(f"{html} is written", file=sys.stderr)
 
 
@@ -107,6 +107,13 @@ def _time(option: str, text: str | None) -> datetime | None:
     if not 0 <= ms < _YEAR_10000_MS:
         raise Failure(f"{option} {text!r} lies before 1970 or after 9999")
     return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from error
 
 
 def _check_file(path: Path) -> None:

@@ -9,6 +9,7 @@ import errno
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from skylark.cli.logs import log_to_stderr as log_to_stderr
 from skylark.config.rewrite import rewrite
 from skylark.store.api import StoreError
 from skylark.store.tables import BadTable
@@ -43,7 +45,7 @@ class Running:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._stop_asked = asyncio.Event()
-        self._failure: Failure | None = None
+        self._told_of_stop: list[Callable[[], None]] = []
 
     async def __aenter__(self) -> "Running":
         loop = asyncio.get_running_loop()
@@ -65,16 +67,18 @@ class Running:
         self._stack.push_async_callback(server.stop)
         return bound
 
-    def stop(self, failure: Failure | None = None) -> None:
-        """End the wait for the signal, as if it had come or with what went wrong."""
-        if not self._stop_asked.is_set():
-            self._failure = failure
+    def at_stop(self, told: Callable[[], None]) -> None:
+        """`told` is called as soon as the end is asked for; servers are stopped one after the other from then on."""
+        self._told_of_stop.append(told)
+
+    def stop(self) -> None:
+        """End the wait for the signal, as if it had come."""
         self._stop_asked.set()
+        for told in self._told_of_stop:
+            told()
 
     async def until_told_to_stop(self) -> None:
         await self._stop_asked.wait()
-        if self._failure is not None:
-            raise self._failure
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -92,13 +96,14 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(main())
 
 
-def log_to_stderr(*, verbose: bool, name: str = "") -> None:
-    """Each line says the time and how bad it is; with a name, also which of several processes wrote it."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format=f"%(asctime)s {name + ' ' if name else ''}%(levelname)s %(message)s",
-    )
+def warn_if_slow() -> None:
+    """For a process that messages go through, once it serves."""
+    from skylark import form
+
+    complaint = form.complaint()
+    if complaint is not None:
+        log.warning(complaint)
+        form.tell_when_compiled(log.warning)
 
 
 def writable_directory(path: Path, what: str) -> Path:
@@ -108,6 +113,8 @@ def writable_directory(path: Path, what: str) -> Path:
         # Permission bits do not tell: a file system can be read-only, and root may do anything but that.
         with tempfile.TemporaryFile(dir=path):
             pass
+    except FileExistsError as error:
+        raise Failure(f"cannot write to {path}, the directory of {what}: it is a file") from error
     except OSError as error:
         raise Failure(f"cannot write to {path}, the directory of {what}: {error.strerror}") from error
     return path
@@ -125,6 +132,14 @@ def writes_back(path: Path | None) -> Callable[[dict[str, str]], None]:
             log.warning("changed settings will not outlive this process, %s: %s", path, error.strerror)
 
     return write
+
+
+def command() -> str:
+    """How this command is called from another terminal: by its name if the shell finds it, else by its path."""
+    found, called = shutil.which("skylark"), Path(sys.argv[0])
+    if called.name != "skylark" or (found is not None and Path(found).resolve() == called.resolve()):
+        return "skylark"
+    return str(called.relative_to(Path.cwd()) if called.is_relative_to(Path.cwd()) else called)
 
 
 def reachable(host: str, advertised: str = "") -> str:

@@ -1,19 +1,24 @@
 """`skylark up`: a name server and a broker in one process, or several brokers in processes of their own."""
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skylark.cli import options
+from skylark.cli.logs import LogFormat
+from skylark.cli.output import announcing
 from skylark.cli.serving import (
     Running,
     Server,
     address,
+    command,
     log_to_stderr,
     reachable,
     run,
+    warn_if_slow,
     writable_directory,
     writes_back,
 )
@@ -67,6 +72,7 @@ def up(
     ] = False,
     config: options.ConfigFile = None,
     verbose: options.Verbose = False,
+    log_format: options.LogForm = LogFormat.TEXT,
 ) -> None:
     """Start a name server and a broker in one process.
 
@@ -74,7 +80,8 @@ def up(
     Options go before what the file given with -c says.
 
     A broker uses one core. With --brokers there are several, broker-a, broker-b and so on, in directories of these
-    names in DIR and ten ports apart. Topics have queues in all of them. When one ends, all are stopped.
+    names in DIR and ten ports apart. Topics have queues in all of them. One that dies is started again, after a second
+    at first and a minute at most; the others serve meanwhile.
 
     [bold]Examples[/bold]
 
@@ -88,7 +95,7 @@ def up(
 
     [cyan]skylark up --flush sync -c broker.conf[/cyan]  acknowledge only what is on the disk
     """
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(verbose=verbose, form=log_format)
     broker_config = _broker_config(config, host, broker_port, store, advertise, flush)
     root = writable_directory(Path(broker_config.store_path_root_dir), "the store")
 
@@ -104,7 +111,11 @@ def up(
         from skylark.cli import fleet
 
         broker_configs = fleet.configs(broker_config, brokers)
-    run(lambda: _serve(namesrv_config, broker_configs, config, filter_server=filter_server, verbose=verbose))
+
+    def server_of(each: "BrokerConfig", running: Running) -> Server:
+        return _server_of(each, running, config, alone=brokers == 1, verbose=verbose, log_format=log_format)
+
+    run(lambda: _serve(namesrv_config, broker_configs, server_of, filter_server=filter_server))
 
 
 def _broker_config(
@@ -138,10 +149,9 @@ def _broker_config(
 async def _serve(
     namesrv_config: "NamesrvConfig",
     broker_configs: "list[BrokerConfig]",
-    file: Path | None,
+    server_of: "Callable[[BrokerConfig, Running], Server]",
     *,
     filter_server: bool,
-    verbose: bool,
 ) -> None:
     from skylark.broker.app import advertised_address
     from skylark.nameserver.app import NameServer
@@ -157,26 +167,38 @@ async def _serve(
         brokers = []
         for config in broker_configs:
             config.broker_ip1, config.namesrv_addr = advertised, address(reachable(host), namesrv_port)
-            server = _broker(running, config, file, alone=len(broker_configs) == 1, verbose=verbose)
+            server = server_of(config, running)
             port = await running.start(server, "broker", host, config.listen_port, "another with --broker-port")
             if filter_server:
                 await _start_filter_server(running, host, advertised, address(reachable(host), port))
             brokers.append(address(reachable(host, advertised), port))
         namesrv_address = address(reachable(host, advertised), namesrv_port)
-        _greet(namesrv_address, brokers, broker_configs)
-        print(f"ready namesrv={namesrv_address} broker={';'.join(brokers)}", flush=True)
+        warn_if_slow()
+        with announcing():
+            _greet(namesrv_address, brokers, broker_configs)
+            print(f"ready namesrv={namesrv_address} broker={';'.join(brokers)}")
         await running.until_told_to_stop()
 
 
-def _broker(running: Running, config: "BrokerConfig", file: Path | None, *, alone: bool, verbose: bool) -> Server:
-    """In this process, unless there are others."""
+def _server_of(
+    config: "BrokerConfig",
+    running: Running,
+    file: Path | None,
+    *,
+    alone: bool,
+    verbose: bool,
+    log_format: LogFormat,
+) -> Server:
+    """A broker: in this process, unless there are others."""
     if alone:
         from skylark.broker.app import Broker
 
         return Broker(config, on_config_change=writes_back(file))
     from skylark.cli.fleet import BrokerProcess, Order
 
-    return BrokerProcess(Order(config, str(file) if file else None, verbose), running.stop)
+    process = BrokerProcess(Order(config, str(file) if file else None, verbose, log_format))
+    running.at_stop(process.let_go)
+    return process
 
 
 async def _start_filter_server(running: Running, host: str, advertised: str, broker: str) -> None:
@@ -209,8 +231,8 @@ def _greet(namesrv_address: str, brokers: list[str], configs: "list[BrokerConfig
 
 First message, from another terminal:
 
-  skylark send Hello "it works" -n {namesrv_address}
-  skylark tail Hello -n {namesrv_address}
+  {escape(command())} send Hello "it works" -n {namesrv_address}
+  {escape(command())} tail Hello -n {namesrv_address}
 
 or with Apache's tools: mqadmin sendMessage -n {namesrv_address} -t Hello -p "it works"
 Any RocketMQ client: use {namesrv_address} as its name server. Stop with Ctrl-C.

@@ -15,9 +15,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from skylark.client.errors import RocketMQError
 from skylark.pipelines.errors import reason
 from skylark.pipelines.spec import Declared, options_of
 from skylark.pipelines.transforms import transformed
+from skylark.spark.cluster import Cluster
 from skylark.spark.offline import log_directories, scan_options
 from skylark.spark.options import BadOption, read_options, write_options
 from skylark.spark.rows import BadColumns, Rows
@@ -67,6 +69,28 @@ def check_options(declared: Declared) -> None:
                 named = next((option for option in given if option in str(e)), None)
                 inside = () if named is None else ("options", named) if named != "path" else ("path",)
                 raise declared.document.error((part, *inside), str(e)) from None
+
+
+def check_servers(declared: Declared) -> None:
+    """Asks the name servers for the topics that are read and for the brokers that are written to."""
+    pipeline = declared.pipeline
+    try:
+        if pipeline.source.format == "rocketmq":
+            reading = read_options(options_of(declared, "source"))
+            with Cluster(reading.name_server, reading.timeout_s) as cluster:
+                asked = reading.subscribe.split(",") if reading.subscribe is not None else []
+                for topic in filter(None, map(str.strip, asked)):
+                    cluster.route(topic)
+                cluster.brokers()
+    except RocketMQError as e:
+        raise declared.document.error(("source", "options"), str(e)) from e
+    try:
+        if pipeline.sink.format == "rocketmq":
+            writing = write_options(options_of(declared, "sink"))
+            with Cluster(writing.name_server, writing.timeout_s) as cluster:
+                cluster.brokers()
+    except RocketMQError as e:
+        raise declared.document.error(("sink", "options"), str(e)) from e
 
 
 def source_schema(declared: Declared, spark: SparkSession) -> StructType:

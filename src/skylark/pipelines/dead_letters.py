@@ -10,6 +10,7 @@ before. An entry is younger than the letters that it names, and brokers delete t
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections import deque
@@ -93,7 +94,13 @@ class Letter(msgspec.Struct, frozen=True):
     queue_id: int
     offset: int
     redriven: bool
-    body: str
+    body: str | None
+    body_base64: str | msgspec.UnsetType = msgspec.UNSET
+    """In place of `body` where that is no UTF-8."""
+
+    @property
+    def raw_body(self) -> bytes:
+        return base64.b64decode(self.body_base64) if self.body_base64 else (self.body or "").encode()
 
 
 class Report(msgspec.Struct):
@@ -131,10 +138,10 @@ def redrive(
     to_topic: str | None = None,
     most: int | None = None,
     rate: int | None = None,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
     console: Console | None = None,
 ) -> Resent:
-    """Sends dead letters to their original topic, or to `to_topic`. Raises PipelineError.
+    """Sends dead letters to their original topic, or to `to_topic`, until `stop` or a signal. Raises PipelineError.
 
     To the retry topic of a group, a message goes with the name of its original topic, which its consumers then see.
     """
@@ -293,6 +300,7 @@ def _maker(cluster: Cluster, group: str, to_topic: str | None) -> Callable[[Mess
 
 
 def _letter(message: Message, topic: str | None, is_redriven: bool) -> Letter:
+    text, coded = _text(message.body)
     return Letter(
         topic=topic,
         tag=message.tag,
@@ -303,5 +311,14 @@ def _letter(message: Message, topic: str | None, is_redriven: bool) -> Letter:
         queue_id=message.queue_id,
         offset=message.queue_offset,
         redriven=is_redriven,
-        body=message.body.decode("utf-8", "replace"),
+        body=text,
+        body_base64=coded,
     )
+
+
+def _text(body: bytes) -> tuple[str | None, str | msgspec.UnsetType]:
+    """The body as text or, if it is none, in base64."""
+    try:
+        return body.decode(), msgspec.UNSET
+    except UnicodeDecodeError:
+        return None, base64.b64encode(body).decode()

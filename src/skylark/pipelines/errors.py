@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 _LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\w*): (.+)$")
 _OURS: Final = frozenset(
     """
-    BadOption BadColumns BadRow Undecodable DataLost RouteNotFound NotReachable RequestTimeout BrokerError
-    InvalidMessage SendFailed
+    BadOption BadColumns BadRow Undecodable DataLost RouteNotFound NotANameServer NotReachable RequestTimeout
+    BrokerError InvalidMessage SendFailed
     """.split()
 )
 _TOO_SLOW: Final = "Python worker failed to connect back"
@@ -24,6 +24,11 @@ _LONGEST: Final = 600
 
 class PipelineError(Exception):
     """Something that the user can put right; its text is all that they see."""
+
+
+def is_too_busy(error: PipelineError) -> bool:
+    """Whether Spark gave up a Python process that had not started yet, which another try may bring."""
+    return _TOO_SLOW in str(error)
 
 
 def reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,12 +26,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from skylark.pipelines.errors import PipelineError, reason
+from skylark.pipelines.errors import PipelineError, is_too_busy, reason
 from skylark.spark.planning import backlog
 from skylark.spark.queues import from_spark
 
 _POLL_S: Final = 0.25
 _LINE_EVERY_S: Final = 10.0
+_MOST_STARTS: Final = 5
 _REMEMBERED: Final = 1000  # batches whose times and rates are kept
 
 
@@ -108,12 +109,28 @@ def follow(
     title: str = "",
     console: Console | None = None,
     stop: threading.Event | None = None,
+    again: Callable[[], StreamingQuery] | None = None,
 ) -> Summary:
     """Shows the query until it ends; stops it when `stop` is set. Raises PipelineError if it failed.
 
-    Without `stop`, SIGINT and SIGTERM stop the query; the caller must be the main thread then.
+    Without `stop`, SIGINT and SIGTERM stop the query; the caller must be the main thread then. `again` starts the query
+    anew if Spark gave up the Python process of its source before that had started.
     """
-    return follow_all([query], titles=[title or query.name or "query"], console=console, stop=stop)[0]
+    console = console or Console(stderr=True)
+    starts = 1
+    while True:
+        try:
+            return follow_all([query], titles=[title or query.name or "query"], console=console, stop=stop)[0]
+        except PipelineError as error:
+            if again is None or starts == _MOST_STARTS or not is_too_busy(error) or _has_begun(query):
+                raise
+        console.print("Spark gave its Python process up before it had started: the query is started again")
+        query = again()
+        starts += 1
+
+
+def _has_begun(query: StreamingQuery) -> bool:
+    return any("addBatch" in progress.durationMs for progress in query.recentProgress)
 
 
 def follow_all(

@@ -81,7 +81,7 @@ def replay(
     span: Span = ALWAYS,
     rate: int | None = None,
     restart: bool = False,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
     console: Console | None = None,
 ) -> Resent:
     """Sends what the archive has and the checkpoint does not know as sent. Raises PipelineError."""

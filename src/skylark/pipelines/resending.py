@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from skylark.client.errors import RocketMQError
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.progress import stopped_by_signal
 from skylark.spark.cluster import Cluster
 from skylark.spark.outbox import Outbox
 from skylark.spark.rows import Outgoing, is_own
@@ -91,11 +92,12 @@ def resend(
     title: str,
     total: int | None,
     rate: int | None,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
     console: Console | None = None,
 ) -> Resent:
     """Sends a message for each item until `stop` is set; `note` is told the items of each step when they are stored.
 
+    Without `stop`, SIGINT and SIGTERM end it; the caller must be the main thread then.
     `rate` is in messages a second. Raises PipelineError when a broker refuses, or is away for too long.
     """
     console = console or Console(stderr=True)
@@ -104,10 +106,12 @@ def resend(
     sent = 0
     is_complete = True
     pace = Pace(rate)
-    with _shown(console, title, total) as show:
+    with contextlib.ExitStack() as stack:
+        told = stop if stop is not None else stack.enter_context(stopped_by_signal())
+        show = stack.enter_context(_shown(console, title, total))
         for step in _steps(items, rate):
-            stop.wait(pace.wait_s(len(step), time.monotonic()))
-            if stop.is_set():
+            told.wait(pace.wait_s(len(step), time.monotonic()))
+            if told.is_set():
                 is_complete = False
                 break
             try:

@@ -1,7 +1,7 @@
 """Rows on stdout: as a table, as lines of JSON, or as CSV.
 
 Spark itself makes the texts, in UTC, so that a time looks the same wherever the command runs. Bytes are shown as the
-UTF-8 text that they usually are.
+UTF-8 text that they usually are; JSON has those that are no such text in base64, under the column's name with _base64.
 """
 
 from __future__ import annotations
@@ -77,9 +77,22 @@ class Printer:
 
 def _json(frame: DataFrame) -> Iterator[str]:
     numbered = _numbered(frame)
-    columns = [_readable(field).alias(name) for field, name in zip(numbered.schema.fields, frame.columns, strict=True)]
-    texts = numbered.select(f.to_json(f.struct(*columns), {"ignoreNullFields": "false"}))
-    return (row[0] for row in texts.toLocalIterator())
+    named = list(zip(numbered.schema.fields, frame.columns, strict=True))
+    columns = [_readable(field).alias(name) for field, name in named]
+    coded = [
+        f.when(~_is_text(field), f.translate(f.base64(field.name), "\r\n", "")).alias(f"{name}_base64")
+        for field, name in named
+        if isinstance(field.dataType, BinaryType)
+    ]
+    record = _object(columns)
+    for field, _ in named:
+        if isinstance(field.dataType, BinaryType):
+            record = f.when(~_is_text(field), _object(columns + coded)).otherwise(record)
+    return (row[0] for row in numbered.select(record).toLocalIterator())
+
+
+def _object(columns: list[Column]) -> Column:
+    return f.to_json(f.struct(*columns), {"ignoreNullFields": "false"})
 
 
 def _texts(frame: DataFrame) -> Iterator[list[str | None]]:
@@ -99,4 +112,8 @@ def _numbered(frame: DataFrame) -> DataFrame:
 
 def _readable(field: StructField) -> Column:
     column = f.col(field.name)
-    return column.cast("string") if isinstance(field.dataType, BinaryType) else column
+    return f.when(_is_text(field), column.cast("string")) if isinstance(field.dataType, BinaryType) else column
+
+
+def _is_text(field: StructField) -> Column:
+    return f.is_valid_utf8(f.col(field.name).cast("string"))

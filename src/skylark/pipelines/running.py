@@ -36,8 +36,11 @@ def run(
     check(declared, spark)
     if declared.pipeline.source.format in BATCH_ONLY:
         return _run_batch(declared, spark, console)
-    query = start(declared, spark, once=once)
-    return follow(query, title=declared.pipeline.name, console=console, stop=stop)
+
+    def begin() -> StreamingQuery:
+        return start(declared, spark, once=once)
+
+    return follow(begin(), title=declared.pipeline.name, console=console, stop=stop, again=begin)
 
 
 def start(declared: Declared, spark: SparkSession, *, once: bool = False) -> StreamingQuery:

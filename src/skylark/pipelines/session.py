@@ -17,9 +17,10 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
+from pyspark import java_gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -75,11 +76,12 @@ def spark_session(
     builder = SparkSession.builder
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
-    with _filtered_stderr() as stderr:
+    with _filtered_stderr() as stderr, _no_jvm_left_behind():
         try:
             session = builder.getOrCreate()
         except (PySparkException, Py4JError) as e:
             raise PipelineError(f"Spark does not start: {' '.join([reason(e), *stderr.last])}") from e
+    logging.getLogger().addFilter(_is_news)
     session.sparkContext.setLogLevel("WARN" if verbose else "OFF")
     # It would print every wrong SQL statement with the stacks of both languages, although the error is raised as well.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
@@ -103,6 +105,34 @@ def session(
         raise PipelineError(reason(e)) from e
     finally:
         spark.stop()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Py4J logs that Ctrl-C interrupts it, with the stack, although that is raised as well."""
+    return "while sending command" not in str(record.msg)
+
+
+@contextlib.contextmanager
+def _no_jvm_left_behind() -> Iterator[None]:
+    """Ctrl-C while Spark starts would leave a JVM that waits for ever for the driver that started it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Remembered(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    original = java_gateway.Popen  # type: ignore[attr-defined]
+    java_gateway.Popen = Remembered  # type: ignore[attr-defined, assignment]
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        java_gateway.Popen = original  # type: ignore[attr-defined]
 
 
 def check_java() -> None:

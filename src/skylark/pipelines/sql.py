@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -59,17 +59,40 @@ def show(frame: DataFrame, printer: Printer) -> None:
         raise PipelineError(reason(e)) from e
 
 
-def show_stream(frame: DataFrame, printer: Printer, *, console: Console | None = None, once: bool = False) -> None:
-    """Prints a streaming result as it comes, until the printer is full, or SIGINT or SIGTERM. Raises PipelineError."""
+def show_stream(
+    frame: DataFrame,
+    printer: Printer,
+    *,
+    console: Console | None = None,
+    once: bool = False,
+    watch: Callable[[Callable[[], None]], None] = lambda stop: None,
+) -> None:
+    """Prints a streaming result as it comes, until the printer is full, or SIGINT or SIGTERM.
+
+    `watch` is given what ends it as well. Raises PipelineError, and OSError when it can't be printed.
+    """
+    lost: list[OSError] = []
     with stopped_by_signal() as stop:
-        follow(_started(frame, printer, stop, once), title="sql", console=console, stop=stop)
+        watch(stop.set)
+
+        def begin() -> StreamingQuery:
+            return _started(frame, printer, stop, lost, once)
+
+        follow(begin(), title="sql", console=console, stop=stop, again=begin)
+    if lost:
+        raise lost[0]
 
 
-def _started(frame: DataFrame, printer: Printer, stop: threading.Event, once: bool) -> StreamingQuery:
+def _started(
+    frame: DataFrame, printer: Printer, stop: threading.Event, lost: list[OSError], once: bool
+) -> StreamingQuery:
     def show_batch(rows: DataFrame, batch: int) -> None:
-        if not printer.full and not rows.isEmpty():
-            printer.show(rows)
-        if printer.full:
+        try:
+            if not printer.full and not rows.isEmpty():
+                printer.show(rows)
+        except OSError as e:  # the reader is gone or the disk is full; Spark, which calls this, would wrap it
+            lost.append(e)
+        if printer.full or lost:
             stop.set()
 
     # Only Spark knows which output modes a query allows: rows are final (append), change (update), or are sorted.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
+from skylark.extras import how_to_install
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.report.figures import Report, duration
 from skylark.pipelines.report.times import over_time
@@ -49,7 +50,7 @@ _SETTINGS: Final[dict[str, Any]] = {
 def check() -> None:
     """Raises PipelineError where charts can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise PipelineError("the page's charts need matplotlib: pip install 'skylark-mq[report]'")
+        raise PipelineError(f"the page's charts need matplotlib: {how_to_install('report')}")
 
 
 def draw(report: Report) -> dict[str, str]:

@@ -1,0 +1,139 @@
+"""The log that a process writes to stderr: one line an event, for people or for machines.
+
+    2026-11-18T03:00:00.123+00:00 WARNING store.store: ./data: recovered after an unclean stop ...
+    2026-11-18T03:00:00.123+00:00 WARNING broker-b/store.store: ...
+
+The part that speaks is a module of Skylark, without the name of the package; of several brokers it also says which. An
+error ends the line with its type, its text and the place it came from, or with all places on the way there when
+everything is logged. What the log is told may come from anybody on the network, so control characters are escaped.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import sys
+import threading
+import traceback
+from datetime import datetime
+from pathlib import PurePath
+from typing import TextIO
+
+# Control characters, and the two others that some programs take for the end of a line.
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+_PACKAGE = "skylark."
+_DIRECTORY = f"{PurePath(__file__).parents[2]}/"
+# A line tells no more than so many errors behind one another, and of a group no more than so many.
+_DEPTH = 4
+_SIDE_BY_SIDE = 3
+
+log = logging.getLogger(__name__)
+
+
+class LogFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class TextLines(logging.Formatter):
+    """Time, level, part and message, in one line."""
+
+    def __init__(self, process: str, *, whole_way: bool) -> None:
+        super().__init__()
+        self._prefix = f"{process}/" if process else ""
+        self._whole_way = whole_way
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().rstrip()
+        if record.exc_info and record.exc_info[1] is not None:
+            message += f": {self._error(record.exc_info[1])}"
+        message = message.translate(_ESCAPES)
+        return f"{_time(record)} {record.levelname} {self._prefix}{_part(record)}: {message}"
+
+    def _error(self, error: BaseException, depth: int = 0) -> str:
+        places = [f"{_source(frame.filename)}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+        way = " > ".join(places if self._whole_way else places[-1:])
+        told = f"{_summary(error)} (at {way})" if way else _summary(error)
+        behind = _behind(error) if depth < _DEPTH else []
+        return told + "".join(f", from {self._error(each, depth + 1)}" for each in behind[:_SIDE_BY_SIDE])
+
+
+class JsonLines(logging.Formatter):
+    """An object a line: time, level, logger and message; broker and exception where there is one."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {"time": _time(record), "level": record.levelname, "logger": _part(record)}
+        if self._process:
+            event["broker"] = self._process
+        event["message"] = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            event["exception"] = _summary(record.exc_info[1])
+            event["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return json.dumps(event)
+
+
+def log_to_stderr(*, verbose: bool, name: str = "", form: LogFormat = LogFormat.TEXT) -> None:
+    """What goes wrong, or all that happens. `name` says which of several brokers this process is."""
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(JsonLines(name) if form is LogFormat.JSON else TextLines(name, whole_way=verbose))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)
+    logging.captureWarnings(True)
+    threading.excepthook = _tell_of_thread
+    sys.unraisablehook = _tell_of_unraisable
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """A call of the log that makes no sense is an event as well."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if error is None or isinstance(error, OSError) or record.name == __name__:  # there is nowhere to say so
+            return
+        place = f"{_source(record.pathname)}:{record.lineno}"
+        info = (type(error), error, error.__traceback__)
+        self.emit(logging.LogRecord(__name__, logging.ERROR, __file__, 0, "cannot log what %s tells", (place,), info))
+
+
+def _tell_of_thread(told: threading.ExceptHookArgs) -> None:
+    if told.exc_value is not None and not issubclass(told.exc_type, SystemExit):
+        name = told.thread.name if told.thread is not None else "a thread"
+        log.error("%s ended", name, exc_info=told.exc_value)
+
+
+def _tell_of_unraisable(told: sys.UnraisableHookArgs) -> None:
+    log.error("%s: %r", told.err_msg or "exception ignored in", told.object, exc_info=told.exc_value)
+
+
+def is_json() -> bool:
+    """Whether this process was told to log for machines."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+def _part(record: logging.LogRecord) -> str:
+    return record.name.removeprefix(_PACKAGE)
+
+
+def _summary(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """The errors that this one stands for: those of a group, and its cause."""
+    inside = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []
+    return inside + ([error.__cause__] if error.__cause__ is not None else [])
+
+
+def _source(filename: str) -> str:
+    """A file of the package by its path below it, any other by its name. Compiled code names its files from there."""
+    below = filename.removeprefix(_DIRECTORY).removeprefix("skylark/")
+    return PurePath(filename).name if below == filename else below
