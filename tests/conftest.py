@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,12 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
 
 
 def pytest_configure() -> None:
+    # A shell starts what runs in the background without Ctrl-C, and the commands under test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    refuse_stale_modules()
+
+
+def refuse_stale_modules() -> None:
     """A compiled module that is older than its source would be tested in its place."""
     if os.environ.get("SKYLARK_PURE"):
         return
@@ -82,3 +89,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     yield get
     for server in running.values():
         server.kill()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs against Apache's server in Skylark's place is part of `make test-all`, not of `make test`."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "apache" in (parameters.get("server"), parameters.get("kind")):
+            item.add_marker("apache")

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,14 @@ def _rules() -> dict[str, set[str]]:
 RULES = _rules()
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Every module that the file names in an import, wherever the import stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -75,7 +81,7 @@ def test_the_wire_is_pure(path: Path) -> None:
         module, _, name = target.partition(".")
         assert module not in IMPURE, f"wire may not import {target}"
         assert module != "socket" or name in SOCKET_CODECS | {""}, f"wire may not import {target}"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         assert not (isinstance(node, ast.Name) and node.id == "open"), "wire may not open files"
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "socket":
             assert node.attr in SOCKET_CODECS, f"wire may not use socket.{node.attr}"
@@ -83,13 +89,13 @@ def test_the_wire_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_modules_say_what_they_are_for(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     assert not tree.body or ast.get_docstring(tree), "a module opens with what it is for"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_no_bare_except(path: Path) -> None:
-    handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
+    handlers = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.ExceptHandler)]
     assert all(handler.type is not None for handler in handlers)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from skylark.broker.app import Broker
+from skylark.broker.app import Broker, wall_clock_ms
 from skylark.broker.config import BrokerConfig, from_mapping
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
@@ -21,6 +21,17 @@ from skylark.wire.records import decode_records, encode_properties
 HOST = "127.0.0.1"
 MAY_SUSPEND = 2
 BRINGS_SUBSCRIPTION = 4
+DEADLINE_S = 120.0
+
+
+class MovableClock:
+    """The time of day, which a test can move on."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def __call__(self) -> int:
+        return wall_clock_ms() + self.ahead_ms
 
 
 class Live:
@@ -45,7 +56,7 @@ class Live:
         body: bytes = b"",
         *,
         encoding: Encoding = Encoding.BINARY,
-        timeout_s: float = 20.0,
+        timeout_s: float = DEADLINE_S,
         version: int = 513,
         **fields: object,
     ) -> Frame:
@@ -107,7 +118,7 @@ class Live:
 
 
 @asynccontextmanager
-async def live_broker(root: Path, **settings: object) -> AsyncIterator[Live]:
+async def live_broker(root: Path, clock: Callable[[], int] = wall_clock_ms, **settings: object) -> AsyncIterator[Live]:
     """Settings are Apache's keys; at a `namesrvAddr` it registers too. The index is small: it starts quickly."""
     wanted = {
         "brokerName": "broker-a",
@@ -120,8 +131,8 @@ async def live_broker(root: Path, **settings: object) -> AsyncIterator[Live]:
     namesrv = f"{HOST}:{await name_server.start(HOST, 0)}"
     config = from_mapping({key: text(value) for key, value in wanted.items()}, source="test")
     config.namesrv_addr = ";".join(filter(None, (namesrv, config.namesrv_addr)))
-    broker = Broker(config)
-    pool = Pool()
+    broker = Broker(config, clock)
+    pool = Pool(connect_timeout_s=DEADLINE_S)
     try:
         port = await broker.start(HOST, 0)
         live = Live(broker, config, namesrv, f"{HOST}:{port}", pool)

@@ -138,9 +138,10 @@ def test_a_wait_that_ends_tells_how_far_it_looked(tmp_path: Path) -> None:
         async with live_broker(tmp_path, enablePropertyFilter=True) as broker:
             await send_prices(broker, 1)
             await beat(broker, wanting("price > 3"))
-            wait = asyncio.create_task(pull_known(broker, 1, sysFlag=MAY_SUSPEND, suspendTimeoutMillis=300))
+            wait = asyncio.create_task(pull_known(broker, 1, sysFlag=MAY_SUSPEND, suspendTimeoutMillis=60_000))
             await asyncio.sleep(0)
             await send_prices(broker, 0, 0)
+            await broker.stop()  # which ends it as its timeout does
             answer = await wait
             assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
 

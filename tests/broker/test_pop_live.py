@@ -1,17 +1,18 @@
-"""POP consumption with a whole broker: real timers, both header encodings, restarts."""
+"""POP consumption with a whole broker: its timers, both header encodings, restarts."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from broker.live import Live, live_broker
+from broker.live import Live, MovableClock, live_broker
 from broker.pop_broker import Popped, popped
 from skylark.wire import pop
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding
 
 TOPIC, GROUP = "orders", "workers"
+INVISIBLE_MS = 60_000
 
 
 async def take(live: Live, **more: object) -> list[Popped]:
@@ -20,7 +21,7 @@ async def take(live: Live, **more: object) -> list[Popped]:
         "topic": TOPIC,
         "queueId": -1,
         "maxMsgNums": 32,
-        "invisibleTime": 60_000,
+        "invisibleTime": INVISIBLE_MS,
         "pollTime": 10_000,
         "bornTime": 0,
         "initMode": pop.FROM_MIN,
@@ -28,6 +29,14 @@ async def take(live: Live, **more: object) -> list[Popped]:
     answer = await live.ask(RequestCode.POP_MESSAGE, encoding=Encoding.JSON, **(fields | more))
     assert answer.code in (0, ResponseCode.POLLING_TIMEOUT), answer.remark
     return popped(answer)
+
+
+async def take_all(live: Live, count: int) -> list[Popped]:
+    """Waits until so many messages came, in one pop or in several."""
+    taken: list[Popped] = []
+    while len(taken) < count:
+        taken += await take(live)
+    return taken
 
 
 async def acknowledge(live: Live, taken: Popped) -> None:
@@ -46,14 +55,14 @@ async def acknowledge(live: Live, taken: Popped) -> None:
 
 def test_what_is_not_acknowledged_comes_back_by_the_clock(tmp_path: Path) -> None:
     async def main() -> None:
-        async with live_broker(tmp_path, reviveInterval=50) as live:
+        clock = MovableClock()
+        async with live_broker(tmp_path, clock, reviveInterval=50) as live:
             await live.send(TOPIC, b"a")
             await live.send(TOPIC, b"b")
-            taken = []
-            while len(taken) < 2:
-                taken += await take(live, invisibleTime=1_000)
+            taken = await take_all(live, 2)
             await acknowledge(live, next(each for each in taken if each.body == "a"))
-            (again,) = await take(live)
+            clock.ahead_ms += 2 * INVISIBLE_MS
+            (again,) = await take_all(live, 1)
             assert (again.body, again.message.reconsume_times) == ("b", 1)
             await acknowledge(live, again)
 
@@ -62,15 +71,15 @@ def test_what_is_not_acknowledged_comes_back_by_the_clock(tmp_path: Path) -> Non
 
 def test_a_pop_survives_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
-        async with live_broker(tmp_path, reviveInterval=50) as live:
+        clock = MovableClock()
+        async with live_broker(tmp_path, clock, reviveInterval=50) as live:
             for body in (b"a", b"b"):
                 await live.send(TOPIC, body)
-            taken = await take(live, invisibleTime=3_000)
-            while len(taken) < 2:
-                taken += await take(live, invisibleTime=3_000)
+            taken = await take_all(live, 2)
             await acknowledge(live, taken[0])
-        async with live_broker(tmp_path, reviveInterval=50) as live:
-            (again,) = await take(live)
+        async with live_broker(tmp_path, clock, reviveInterval=50) as live:
+            clock.ahead_ms += 2 * INVISIBLE_MS
+            (again,) = await take_all(live, 1)
             assert again.body == taken[1].body
 
     asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from broker.live import HOST, Live, live_broker
+from broker.live import DEADLINE_S, HOST, Live, live_broker
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig
 from skylark.nameserver.app import NameServer
@@ -18,7 +18,7 @@ from skylark.wire.routes import TopicRouteData
 
 
 async def route(pool: Pool, namesrv: str, topic: str) -> Frame:
-    return await pool.request(namesrv, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), 5.0)
+    return await pool.request(namesrv, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), DEADLINE_S)
 
 
 async def until_routed(pool: Pool, namesrv: str, topic: str) -> TopicRouteData:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.live import HOST, Live, live_broker, messages_of
+from broker.live import DEADLINE_S, HOST, Live, live_broker, messages_of
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool
 from skylark.wire.bodies import Heartbeat, ProducerData, encode_body
@@ -37,11 +37,12 @@ class Requester:
 
     async def beat(self) -> None:
         beat = Heartbeat(client_id=self._client_id, producer_data_set=[ProducerData(group_name="askers")])
-        await self.pool.request(self._broker.address, Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)))
+        request = Frame(RequestCode.HEART_BEAT, {}, encode_body(beat))
+        await self.pool.request(self._broker.address, request, DEADLINE_S)
 
     async def leave(self) -> None:
         fields = {"clientID": self._client_id, "producerGroup": "askers"}
-        await self.pool.request(self._broker.address, Frame(RequestCode.UNREGISTER_CLIENT, fields))
+        await self.pool.request(self._broker.address, Frame(RequestCode.UNREGISTER_CLIENT, fields), DEADLINE_S)
 
 
 async def reply(broker: Live, properties: dict[str, str], topic: str = REPLY_TOPIC, queue_id: int = 0) -> Frame:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.live import Live, live_broker, messages_of
+from broker.live import Live, MovableClock, live_broker, messages_of
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay import Delayed
 from skylark.broker.put import Put
@@ -29,10 +29,12 @@ async def send_back(broker: Live, message: StoredMessage, **more: object) -> Fra
 
 def test_a_message_sent_back_comes_again_and_dies_in_the_end(tmp_path: Path) -> None:
     async def run() -> None:
-        async with live_broker(tmp_path, messageDelayLevel="1s 2s 3s 4s 5s") as broker:
+        clock = MovableClock()
+        async with live_broker(tmp_path, clock, messageDelayLevel="100s 200s") as broker:
             sent = await broker.send("t", b"hard", {"TAGS": "a", "UNIQ_KEY": "U" * 32})
             (first,) = messages_of(await broker.pull("t", 0))
             assert (await send_back(broker, first, maxReconsumeTimes=1)).code == ResponseCode.SUCCESS
+            clock.ahead_ms += 100_000
             (again,) = await broker.until_found("%RETRY%g", group="g")
             assert (again.body, again.reconsume_times) == (b"hard", 1)
             assert again.properties["RETRY_TOPIC"] == "t"

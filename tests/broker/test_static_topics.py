@@ -249,7 +249,7 @@ def test_a_leader_answers_for_what_another_broker_holds(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             old = await stack.enter_async_context(live_broker(tmp_path / "a"))
             new = await stack.enter_async_context(
-                live_broker(tmp_path / "b", brokerName=B, namesrvAddr=old.namesrv, forwardTimeout=10_000)
+                live_broker(tmp_path / "b", brokerName=B, namesrvAddr=old.namesrv, forwardTimeout=120_000)
             )
             await create(old, detail({0: [item(0)]}))
             for number in range(3):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.live import Live, live_broker, messages_of
+from broker.live import Live, MovableClock, live_broker, messages_of
 from skylark.broker.config import BrokerConfig
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
@@ -250,13 +250,15 @@ async def recall(broker: Live, handle: str, topic: str = "t") -> Frame:
 
 def test_a_broker_delivers_and_recalls(tmp_path: Path) -> None:
     async def run() -> None:
-        async with live_broker(tmp_path, recallMessageEnable="true", timerPrecisionMs=100) as broker:
-            sent = await broker.send("t", b"stays", {"UNIQ_KEY": "A", "TIMER_DELAY_MS": "900"})
-            gone = await broker.send("t", b"gone", {"UNIQ_KEY": "B", "TIMER_DELAY_MS": "900"})
+        clock = MovableClock()
+        async with live_broker(tmp_path, clock, recallMessageEnable="true", timerPrecisionMs=100) as broker:
+            sent = await broker.send("t", b"stays", {"UNIQ_KEY": "A", "TIMER_DELAY_MS": "599900"})
+            gone = await broker.send("t", b"gone", {"UNIQ_KEY": "B", "TIMER_DELAY_MS": "599900"})
             handle = RecallHandle.decode(gone.fields["recallHandle"])
             assert (handle.topic, handle.broker, handle.unique_key) == ("t", "broker-a", "B")
             answer = await recall(broker, gone.fields["recallHandle"])
             assert (answer.code, answer.fields["msgId"]) == (ResponseCode.SUCCESS, "B")
+            clock.ahead_ms += 600_000
             (found,) = await broker.until_found("t")
             assert found.body == b"stays"
             assert found.store_timestamp_ms >= int(found.properties["TIMER_OUT_MS"]) + 100
@@ -273,7 +275,7 @@ def test_a_broker_delivers_and_recalls(tmp_path: Path) -> None:
 
 
 def test_bad_recalls_are_refused_with_apaches_words(tmp_path: Path) -> None:
-    soon = str(time.time_ns() // 1_000_000 + 60_000)
+    soon = str(time.time_ns() // 1_000_000 + 3_600_000)
     bad = {
         "": "recall handle is invalid",
         "%%%": "recall handle is invalid",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.live import Live, live_broker, messages_of
+from broker.live import DEADLINE_S, Live, live_broker, messages_of
 from skylark.broker.app import wall_clock_ms
 from skylark.broker.halves import GROUP
 from skylark.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECK_TOPIC
@@ -78,7 +78,7 @@ async def producer(broker: Live, group: str = OWNER) -> AsyncIterator[Questions]
 
     pool = Pool({RequestCode.CHECK_TRANSACTION_STATE: asked})
     beat = Heartbeat(client_id=f"{group}@1", producer_data_set=[ProducerData(group_name=group)])
-    await pool.request(broker.address, Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)), 10)
+    await pool.request(broker.address, Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)), DEADLINE_S)
     try:
         yield questions
     finally:

@@ -1,5 +1,7 @@
 """The installed `skylark` command as its users meet it: a process with output, an exit code and signals."""
 
+import json
+import os
 import re
 import signal
 import socket
@@ -7,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import ANY_PORTS, assert_one_clear_line, serving, skylark
+from cli.commands import (
+    ANY_PORTS,
+    DEADLINE_S,
+    SKYLARK,
+    assert_one_clear_line,
+    serving,
+    skylark,
+    started,
+    without_reader,
+)
+from skylark import form
 
 READY_UP = re.compile(r"^ready namesrv=127\.0\.0\.1:(\d+) broker=127\.0\.0\.1:(\d+)$")
 
@@ -29,7 +41,11 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    assert re.fullmatch(r"skylark \d+\.\d+\.\d+\n", skylark("--version", cwd=tmp_path).stdout)
+    told = skylark("--version", cwd=tmp_path).stdout
+    form_here = "compiled" if form.is_compiled() else r"plain Python \(slower\)"
+    assert re.fullmatch(rf"skylark \d+\.\d+\.\d+, {form_here}, CPython 3\.\d+\.\d+\n", told)
+    told = skylark("--version", cwd=tmp_path, SKYLARK_PURE="1").stdout
+    assert ", plain Python (slower), " in told
 
 
 @pytest.mark.parametrize(
@@ -42,10 +58,16 @@ def test_version(tmp_path: Path) -> None:
         (["up", "--flush", "never"], "'async', 'sync'"),
         (["up", "-c", "absent.conf"], r"cannot read absent\.conf: No such file or directory"),
         (["broker", "-n", "nowhere"], "-n: namesrvAddr='nowhere' is not allowed: expected host:port"),
-        (["broker", "-c", "bad.conf"], r"bad\.conf: listenPort='high' is not allowed: expected a whole number"),
-        (["namesrv", "-c", "bad.conf"], r"bad\.conf: listenPort='high' is not allowed: expected a whole number"),
+        (["broker", "-n", "a..b:9876"], "-n: 'a..b:9876' has no host that exists"),
+        (["broker", "-n", "localhost:9876;localhost:99999"], "-n: 'localhost:99999' has no port that exists"),
+        (["filtersrv", "-b", "localhost:99999"], "the broker's address: 'localhost:99999' has no port that exists"),
+        (["broker", "-c", "bad.conf"], r"bad\.conf line 1: listenPort='high' is not allowed: expected a whole number"),
+        (["namesrv", "-c", "bad.conf"], r"bad\.conf line 1: listenPort='high' is not allowed: expected a whole number"),
+        (["up", "-c", "conf.json"], r"skylark: conf\.json line 1: '\{' is not a key: this looks like JSON; Apache's"),
+        (["broker", "-c", "."], r"cannot read \.: Is a directory"),
         (["up", "--store", "bad.conf/store", *ANY_PORTS], r"cannot write to bad\.conf/store.*Not a directory"),
         (["broker", "--store", "bad.conf/store"], r"cannot write to bad\.conf/store.*Not a directory"),
+        (["broker", "--store", "bad.conf"], r"cannot write to bad\.conf, the directory of the store: it is a file"),
         (["namesrv", "-c", "below.conf"], r"cannot write to bad\.conf.*key-value"),
         (
             ["up", "--host", "192.0.2.1", *ANY_PORTS],
@@ -55,6 +77,7 @@ def test_version(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_clear_line(arguments: list[str], pattern: str, tmp_path: Path) -> None:
     (tmp_path / "bad.conf").write_text("listenPort=high\n")
+    (tmp_path / "conf.json").write_text('{\n  "brokerName": "a"\n}\n')
     (tmp_path / "below.conf").write_text("kvConfigPath=bad.conf/kvConfig.json\n")
     assert_one_clear_line(skylark(*arguments, cwd=tmp_path), pattern)
 
@@ -80,17 +103,18 @@ def test_the_effective_settings_are_printed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_up_serves_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> None:
-    with serving("up", *ANY_PORTS, cwd=tmp_path) as up:
+    with serving("up", *ANY_PORTS, cwd=tmp_path, PATH="/usr/bin:/bin") as up:
         ports = READY_UP.match(up.ready)
         assert ports is not None, up.ready
         text = "\n".join(up.output)
         assert sum(line.startswith("ready ") for line in up.output) == 1
-        assert f'skylark send Hello "it works" -n 127.0.0.1:{ports[1]}' in text
+        assert f'{SKYLARK} send Hello "it works" -n 127.0.0.1:{ports[1]}' in text  # it is not on the PATH
         assert str(tmp_path / "data") in text
         for port in ports.groups():
             socket.create_connection(("127.0.0.1", int(port)), timeout=10).close()
         assert (tmp_path / "data" / "abort").exists()
         assert up.stop(number) == (0, "", "")
+        assert len(up.complaints) == (0 if form.is_compiled() else 1)
     assert not (tmp_path / "data" / "abort").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -132,5 +156,54 @@ def test_name_server_and_broker_apart(tmp_path: Path) -> None:
         with serving("broker", "-n", where, "--port", "0", "--host", "127.0.0.1", cwd=tmp_path) as broker:
             assert re.match(r"^ready broker=127\.0\.0\.1:\d+$", broker.ready)
             assert any(f"registers with {where}" in line for line in broker.output)
-            assert broker.stop(signal.SIGTERM)[0] == 0
-        assert namesrv.stop(signal.SIGINT)[0] == 0
+            assert broker.stop(signal.SIGTERM) == (0, "", "")
+            assert len(broker.complaints) == (0 if form.is_compiled() else 1)
+        assert namesrv.stop(signal.SIGINT) == (0, "", "")
+        assert not namesrv.complaints  # no message goes through it
+
+
+def test_a_log_for_machines(tmp_path: Path) -> None:
+    """Every line on stderr is an object, also the one that says why the command ends."""
+    (tmp_path / "broker.conf").write_text("listenPort=0\nbrokerNam=b\n")
+    arguments = ["up", "-c", "broker.conf", "--namesrv-port", "0", "--log-format", "json"]
+    with serving(*arguments, cwd=tmp_path) as up:
+        second = skylark(*arguments, cwd=tmp_path)
+        *_, errors = up.stop(signal.SIGKILL)
+    events = [json.loads(line) for line in errors.splitlines()]
+    assert events[0]["message"].startswith("broker.conf line 2: unknown key brokerNam")
+    assert [event["level"] for event in map(json.loads, second.stderr.splitlines())] == ["WARNING", "CRITICAL"]
+    assert "the broker cannot start" in second.stderr
+    with serving(*arguments, cwd=tmp_path) as up:
+        event = json.loads(up.until_told("after an unclean stop").string)
+        assert (event["level"], event["logger"]) == ("WARNING", "store.store")
+        assert set(event) == {"time", "level", "logger", "message"}
+        assert up.stop(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_full"),
+    [(["up", *ANY_PORTS], False), (["namesrv", "-p", "0"], False), (["namesrv", "-p", "0"], True)],
+)
+def test_a_server_that_nobody_hears_goes_on_serving(arguments: list[str], is_full: bool, tmp_path: Path) -> None:
+    stdout = os.open("/dev/full", os.O_WRONLY) if is_full else without_reader()
+    try:
+        with started(*arguments, cwd=tmp_path, stdout=stdout) as process:
+            assert process.stderr is not None
+            assert any("stdout takes nothing" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+            assert (process.wait(DEADLINE_S), process.stderr.read()) == (0, "")
+    finally:
+        os.close(stdout)
+
+
+def test_ctrl_c_while_the_command_starts_is_one_line(tmp_path: Path) -> None:
+    """The import of the command waits for a reader of the pipe, so the signal comes in the middle of it."""
+    package = tmp_path / "typer"
+    package.mkdir()
+    (package / "__init__.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(1000)\n")
+    os.mkfifo(tmp_path / "begun")
+    with started("up", cwd=tmp_path, PYTHONPATH=str(tmp_path)) as process:
+        (tmp_path / "begun").read_bytes()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=DEADLINE_S) == ("", "skylark: stopped\n")
+        assert process.returncode == 130

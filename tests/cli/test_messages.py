@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands import started
 from skylark.client.sync import PullConsumer
 from skylark.testing import LocalCluster
 
 SKYLARK = Path(sys.executable).parent / "skylark"
+TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def skylark(cluster: LocalCluster | None, *arguments: str | Path, given: str | N
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -55,6 +57,12 @@ def test_one_message(cluster: LocalCluster, topic: str) -> None:
     assert (code, err) == (0, "")
     message = json.loads(out)
     assert (message["body"], message["tag"], message["keys"]) == ("hello", "new", ["42"])
+
+
+def test_a_body_of_any_bytes(cluster: LocalCluster, topic: str) -> None:
+    assert skylark(cluster, "send", topic, os.fsdecode(b"\xff\xfe"))[0] == 0
+    out = skylark(cluster, "tail", topic, "--max", "1", "--json")[1]
+    assert json.loads(out)["body_base64"] == "//4="
 
 
 def test_lines_of_stdin_and_of_a_file(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
@@ -84,16 +92,12 @@ def test_a_group_goes_on_where_it_was(cluster: LocalCluster, topic: str) -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_commits(cluster: LocalCluster, topic: str, number: signal.Signals) -> None:
     skylark(cluster, "send", topic, "hello")
-    with subprocess.Popen(
-        [SKYLARK, "consume", topic, "--group", "stopped", "--from", "first", "-n", cluster.name_servers],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    arguments = ["consume", topic, "--group", "stopped", "--from", "first", "-n", cluster.name_servers]
+    with started(*arguments) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hello\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out, err) == (0, "", "")
     with PullConsumer(cluster.name_servers, group="stopped") as consumer:
         assert sum(consumer.committed(queue) or 0 for queue in consumer.queues(topic)) == 1
@@ -102,9 +106,10 @@ def test_a_signal_ends_it_and_commits(cluster: LocalCluster, topic: str, number:
 def test_tail_takes_the_last_ones_and_leaves_no_trace(cluster: LocalCluster, topic: str) -> None:
     cluster.run(lambda: cluster.create_topic(topic, 1))
     skylark(cluster, "send", topic, given="a\nb\nc\n")
-    assert skylark(cluster, "tail", topic, "--last", "2", "--idle", "0.3")[1].split() == ["b", "c"]
+    assert skylark(cluster, "tail", topic, "--last", "2", "--max", "2")[1].split() == ["b", "c"]
     assert skylark(cluster, "tail", topic, "--since", "1h", "--max", "3")[1].split() == ["a", "b", "c"]
-    assert skylark(cluster, "tail", topic, "--last", "2", "--max", "2", "--tag", "*")[1].split() == ["b", "c"]
+    assert skylark(cluster, "tail", topic, "--last", "1", "--max", "1", "--tag", "*")[1].split() == ["c"]
+    assert skylark(cluster, "tail", topic, "--last", "0", "--idle", "0.1")[:2] == (0, "")
     with PullConsumer(cluster.name_servers, group="TOOLS_CONSUMER") as consumer:
         assert [consumer.committed(queue) for queue in consumer.queues(topic)] == [None]
 
@@ -117,7 +122,7 @@ def test_whoever_has_enough_may_leave(cluster: LocalCluster, topic: str) -> None
         env=os.environ | {"NAMESRV_ADDR": cluster.name_servers},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert (done.stdout, done.stderr) == ("line\n", "")
 
@@ -136,6 +141,10 @@ def test_whoever_has_enough_may_leave(cluster: LocalCluster, topic: str) -> None
         (["send", "orders", "hello", "--delay", "soon"], "--delay 'soon' is not a length of time"),
         (["send", "orders", "hello", "--delay", "1s", "--delay-level", "1"], "exclude each other"),
         (["send", "orders", "hello", "--delay", "9d"], "should not be bigger than the max delay"),
+        (["send", "orders", "x", "--tag", "\udcff"], r"--tag '\\udcff' is no text"),
+        (["send", "orders", "x", "--key", "a", "--key", "\udcff"], r"--key '\\udcff' is no text"),
+        (["send", "orders", "x", "--property", "a=\udcff"], r"--property 'a=\\udcff' is no text"),
+        (["send", "orders", "x", "--deliver-at", "0001-01-01T00:00:00"], "--deliver-at 0001-01-01T00:00:00 is no time"),
         (["tail", "absent"], "do not know topic 'absent'"),
         (["tail", "orders", "--since", "soon"], "'soon' is not a length of time"),
     ],

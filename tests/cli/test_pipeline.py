@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from skylark.cli.demo import demo
+from skylark.cli.serving import Failure
+from skylark.pipelines.demo import Result
+from skylark.pipelines.errors import PipelineError
+from skylark.testing import LocalCluster
+
 SKYLARK = Path(sys.executable).parent / "skylark"
+TIMEOUT_S = 600
 VALID = """\
 name: numbers
 source: {format: rocketmq, options: {nameServer: "127.0.0.1:1", subscribe: numbers}}
@@ -18,7 +26,7 @@ sink: {format: parquet, path: out}
 """
 
 
-def skylark(*arguments: str | Path, cwd: Path, timeout_s: int = 240) -> tuple[int, str, str]:
+def skylark(*arguments: str | Path, cwd: Path, timeout_s: int = TIMEOUT_S) -> tuple[int, str, str]:
     kept = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
     done = subprocess.run(
         [SKYLARK, *arguments],
@@ -33,12 +41,18 @@ def skylark(*arguments: str | Path, cwd: Path, timeout_s: int = 240) -> tuple[in
 
 def test_without_the_extra(tmp_path: Path) -> None:
     script = "import sys; sys.modules['pyspark'] = None; from skylark.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "pipeline", "validate", "p.yaml"], capture_output=True, text=True, cwd=tmp_path
-    )
+    (tmp_path / "p.yaml").write_text(VALID)
+
+    def validate(file: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, "pipeline", "validate", file]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    for file, reason in (("none.yaml", "No such file or directory"), (".", "Is a directory")):
+        assert validate(file).stderr == f"skylark: cannot read the pipeline {file}: {reason}\n"
+    done = validate("p.yaml")
     assert done.returncode == 1
     assert done.stderr.startswith("skylark: pipelines need Spark")
-    assert done.stderr.endswith("pip install 'skylark-mq[spark]'\n")
+    assert done.stderr.endswith("pip install '.[spark]' in a checkout of Skylark\n")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +93,66 @@ def test_validate(tmp_path: Path) -> None:
 
 def test_demo(tmp_path: Path) -> None:
     code, out, err = skylark("demo", "--orders", "300", "--keep", tmp_path / "demo", cwd=tmp_path)
-    assert (code, err) == (0, "")
+    assert code == 0, err
+    assert [line for line in err.splitlines() if "this is plain Python" not in line] == []  # its server may say that
     assert "revenue (archive)" in out
-    assert list((tmp_path / "demo" / "archive").glob("date=*/*.parquet"))
+    assert list((tmp_path / "demo").rglob("archive/date=*/*.parquet"))
+
+
+def test_the_demo_goes_on_when_spark_gave_a_process_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots: list[Path] = []
+
+    def attempt(root: Path, orders: int, console: object) -> Result:
+        roots.append(root)
+        if len(roots) == 1:
+            raise PipelineError("Python worker failed to connect back: this machine is too busy")
+        if len(roots) == 2:
+            return Result({"de": (orders, 500)}, {"de": (orders, 500)})
+        raise PipelineError("something else")
+
+    monkeypatch.setattr("skylark.cli.demo._attempt", attempt)
+    monkeypatch.setattr("skylark.pipelines.session.check_java", lambda: None)
+    demo(orders=100)
+    assert roots[1].parent == roots[0]
+    assert "once more" in capsys.readouterr().out
+    with pytest.raises(Failure, match="something else"):
+        demo(orders=100)
+
+
+FAKE_JAVA = """\
+#!/bin/bash
+case "$*" in
+  -version) echo 'openjdk version "17"' >&2 ;;
+  *launcher.Main*) printf '\\0\\n%s\\0jvm\\0' "$0" ;;  # the command to run, for spark-class
+  *) echo $$ > "${0%/*}/started"; exec sleep 1000 ;;
+esac
+"""
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(FAKE_JAVA)
+    java.chmod(0o755)
+    os.mkfifo(java.with_name("started"))
+    with (
+        LocalCluster() as cluster,
+        subprocess.Popen(
+            [SKYLARK, "sql", "select 1", "-n", cluster.name_servers],
+            env={**os.environ, "JAVA_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            jvm = int(java.with_name("started").read_text())
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (130, "", "skylark: stopped\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(jvm, 0)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from skylark.cli.main import main
+from cli.commands import run_here
 from skylark.client.message import Receipt
 from skylark.client.sync import Producer
 from skylark.testing import LocalCluster
@@ -30,12 +29,7 @@ def skylark(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     """The command within this process, which costs less than one of its own."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skylark", *arguments, "-n", cluster.name_servers])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
+        return run_here(monkeypatch, capsys, *arguments, "-n", cluster.name_servers)
 
     return run
 
@@ -84,6 +78,10 @@ def test_a_table(skylark: Run, sent: Receipt) -> None:
         ([TOPIC, "--unique-key", "0" * 32], "no message of topic 'orders' has the unique key"),
         (["--id", "garbage"], "'garbage' is no message id"),
         (["--id", "7F000001000000010000000000000000"], "belongs to a broker at 127.0.0.1:1"),
+        (
+            ["--id", "7F00000100070000000000000000ABCD"],
+            "for the id that send prints: skylark query TOPIC --unique-key ID",
+        ),
         ([TOPIC, "--offset", "1"], "--offset needs --queue: topic orders has 2 queues"),
         ([TOPIC, "--queue", "7", "--offset", "1"], "it has 0 at broker-a, 1 at broker-a"),
         ([TOPIC, "--queue", "0", "--offset", "1000"], "has no offset 1000: it has"),
@@ -114,6 +112,9 @@ def test_a_trace(skylark: Run, sent: Receipt) -> None:
     code, out, err = skylark("trace", "0" * 32)
     assert (code, out) == (1, "")
     assert "has no trace of message" in err
+    code, out, err = skylark("trace", "0" * 32, "--trace-topic", "nowhere")
+    assert (code, out) == (1, "")
+    assert err.startswith("skylark: nothing was traced: topic nowhere does not exist; trace=True"), err
 
 
 def test_properties_and_sql(skylark: Run) -> None:

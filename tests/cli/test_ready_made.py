@@ -16,7 +16,7 @@ from skylark.cli.main import app
 from skylark.cli.serving import Failure
 from skylark.client.sync import Producer
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @pytest.fixture(scope="module")

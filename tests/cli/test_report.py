@@ -16,7 +16,7 @@ from skylark.cli.main import app
 from skylark.cli.serving import Failure
 from skylark.client.sync import Producer
 
-TIMEOUT_S = 200.0
+TIMEOUT_S = 600.0
 TOPIC = "reported_cli"
 
 

@@ -37,11 +37,12 @@ def test_a_signal_stops_the_servers_in_reverse_order(number: signal.Signals) -> 
         async with Running() as running:
             assert await running.start(FakeServer("a", events), "name server", "127.0.0.1", 0, "another") == 4242
             assert await running.start(FakeServer("b", events), "broker", "127.0.0.1", 7, "another") == 7
+            running.at_stop(lambda: events.append("asked"))
             os.kill(os.getpid(), number)
             await running.until_told_to_stop()
 
     run(serve)
-    assert events == ["start a", "start b", "stop b", "stop a"]
+    assert events == ["start a", "start b", "asked", "stop b", "stop a"]
 
 
 def test_what_started_is_stopped_when_the_next_one_fails() -> None:

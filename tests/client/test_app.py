@@ -153,8 +153,13 @@ def test_a_signal_lets_the_handler_finish_and_commits(number: signal.Signals) ->
         @app.consumer("orders", group="g", concurrency=1)
         async def handle(message):
             print("begun", message.body.decode(), flush=True)
-            await asyncio.sleep(0.3)
+            await until_it_ends()
             print("done", message.body.decode(), flush=True)
+
+        async def until_it_ends():
+            [held] = [each for each in app.consumers["g"]._member.assignments if each.queue.topic == "orders"]
+            while not held.revoked:
+                await asyncio.sleep(0.01)
 
         app.run()
         print("ended", flush=True)
@@ -180,5 +185,5 @@ def test_a_signal_lets_the_handler_finish_and_commits(number: signal.Signals) ->
             assert child.stdout.readline() == "begun m0\n"
             os.kill(child.pid, number)
             assert child.stdout.read() == "done m0\nended\n"
-            assert child.wait(60) == 0
+            assert child.wait(DEADLINE_S) == 0
         assert asyncio.run(committed()) == 1

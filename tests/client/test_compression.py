@@ -79,8 +79,8 @@ def test_a_codec_that_is_not_installed_says_how_to_get_it(codec: Codec, monkeypa
 
     packed = deflate(b"hello", codec)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UnreadableMessage, match=r"skylark-mq\[compression\]"):
+    with pytest.raises(UnreadableMessage, match=r"pip install '\.\[compression\]'"):
         inflate(packed, SYS_FLAGS[codec])
-    with pytest.raises(InvalidMessage, match=r"skylark-mq\[compression\]"):
+    with pytest.raises(InvalidMessage, match=r"pip install '\.\[compression\]'"):
         require(codec)
     require(Codec.ZLIB)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from client.inbox import DEADLINE_S
 from client.plain import send
 from skylark.client.errors import ClientClosed, RocketMQError
 from skylark.client.lite_pull_consumer import LitePullConsumer
@@ -28,7 +29,7 @@ async def orders(queues: int = 1) -> AsyncIterator[tuple[Session, LocalCluster, 
 async def drain(consumer: LitePullConsumer, count: int) -> list[bytes]:
     bodies: list[bytes] = []
     while len(bodies) < count:
-        messages = await consumer.poll(timeout_s=20, max_count=7)
+        messages = await consumer.poll(timeout_s=DEADLINE_S, max_count=7)
         assert messages, f"only {len(bodies)} of {count} messages came"
         bodies += [message.body for message in messages]
     return bodies
@@ -123,7 +124,7 @@ def test_an_operator_moves_the_group() -> None:
 async def drain_one(session: Session, queue: MessageQueue):  # type: ignore[no-untyped-def]
     async with LitePullConsumer(group="other", session=session, from_where="first") as consumer:
         consumer.assign([queue])
-        return (await consumer.poll(20))[0]
+        return (await consumer.poll(DEADLINE_S))[0]
 
 
 def test_unreadable_messages_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +166,7 @@ def test_closing_ends_the_loop_of_another_task() -> None:
                 return len([message async for message in consumer])
 
             reading = asyncio.create_task(read())
-            polling = asyncio.create_task(consumer.poll(60))
+            polling = asyncio.create_task(consumer.poll(DEADLINE_S))
             await asyncio.sleep(0)
             await consumer.close()
             assert await reading == 0

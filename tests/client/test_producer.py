@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from client.scripted import never, refuses, scripted_cluster, stored
+from client.inbox import eventually
+from client.scripted import HOST, never, refuses, scripted_cluster, stored
 from skylark.client.choosing import select_by_hash
 from skylark.client.errors import (
     BatchInterrupted,
@@ -23,6 +24,7 @@ from skylark.client.message import MessageQueue, OutgoingMessage, SendStatus
 from skylark.client.producer import Producer
 from skylark.client.sending import SendContext, SendHook, Slots, UniqueIds
 from skylark.client.session import Session
+from skylark.net.server import bind
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.records import decode_batch, decode_properties
@@ -128,7 +130,7 @@ def test_a_slow_broker_is_avoided() -> None:
         async with (
             scripted_cluster("a", "b", orders=2) as cluster,
             Producer(
-                cluster.namesrv, avoid_slow_brokers=True, attempt_timeout_s=0.5, retries=20, timeout_s=LONG_S
+                cluster.namesrv, avoid_slow_brokers=True, attempt_timeout_s=2, retries=20, timeout_s=LONG_S
             ) as producer,
         ):
             cluster.brokers[0].answer = never
@@ -202,11 +204,10 @@ def test_a_missing_topic_says_what_to_do() -> None:
 
 def test_no_name_server_is_said() -> None:
     async def run() -> None:
-        async with scripted_cluster("a") as cluster:
-            pass
-        async with Producer(cluster.namesrv) as producer:
-            with pytest.raises(NotReachable, match="name server"):
-                await producer.send("orders", b"x")
+        with bind(HOST, 0) as nobody_listens:
+            async with Producer(f"{HOST}:{nobody_listens.getsockname()[1]}") as producer:
+                with pytest.raises(NotReachable, match="name server"):
+                    await producer.send("orders", b"x")
 
     asyncio.run(run())
 
@@ -244,16 +245,17 @@ def test_a_cancelled_call_gives_its_place_back() -> None:
     async def run() -> None:
         async with (
             scripted_cluster("a", orders=1) as cluster,
-            Producer(cluster.namesrv, max_in_flight=1, timeout_s=0.1) as producer,
+            Producer(cluster.namesrv, max_in_flight=1, timeout_s=LONG_S) as producer,
         ):
             (broker,) = cluster.brokers
+            await producer.send("orders", b"x")
             broker.answer = never
-            call = asyncio.create_task(producer.send("orders", b"x"))
-            await broker.until(RequestCode.SEND_MESSAGE_V2)
+            call = asyncio.create_task(producer.send("orders", b"x", timeout_s=0.1))
+            await eventually(lambda: len(broker.sends) == 2 or call.done())
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             broker.answer = stored
-            assert (await producer.send("orders", b"x", timeout_s=LONG_S)).status is SendStatus.OK
+            assert (await producer.send("orders", b"x")).status is SendStatus.OK
 
     asyncio.run(run())
 

@@ -7,10 +7,18 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from skylark.client import sources
 from skylark.client.errors import BrokerError, NotReachable, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.popping import Popped
 from skylark.client.sources import Source, Sources
+
+
+@pytest.fixture(autouse=True)
+def failures_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has failed rests for the whole test."""
+    monkeypatch.setattr(sources, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(sources, "LONGEST_PAUSE_S", 600.0)
 
 
 def broker(name: str) -> MessageQueue:

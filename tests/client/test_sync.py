@@ -7,10 +7,12 @@ import inspect
 import os
 import queue
 import threading
+import time
 from typing import Any
 
 import pytest
 
+from client.inbox import DEADLINE_S
 from client.plain import send
 from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, sync
 from skylark.client.errors import ClientClosed, ForkedProcess, InvalidMessage, RocketMQError, RouteNotFound
@@ -91,7 +93,7 @@ def test_lite_pull_and_a_for_loop(cluster: LocalCluster) -> None:
         consumer.pause([other])
         consumer.resume([other])
         consumer.seek_to_begin(queue)
-        assert consumer.poll(20, 1)[0].body == b"a"
+        assert consumer.poll(DEADLINE_S, 1)[0].body == b"a"
         assert consumer.position(queue) == 1
 
 
@@ -102,7 +104,7 @@ def test_send(cluster: LocalCluster) -> None:
         receipt = producer.send("orders", b"a", queue=queue)
         soon = [producer.send_soon("orders", b"%d" % number, queue=queue) for number in range(10)]
         producer.flush()
-        assert sorted(future.result(20).queue_offset for future in soon) == list(range(1, 11))
+        assert sorted(future.result(DEADLINE_S).queue_offset for future in soon) == list(range(1, 11))
         assert receipt.queue_offset == 0
         producer.send_oneway("orders", b"b")
         assert len(producer.send_batch("orders", [b"c", b"d"])) == 2
@@ -123,7 +125,7 @@ def test_push(cluster: LocalCluster) -> None:
         assert len([queue for queue in consumer.queues if queue.topic == "orders"]) == 2
         producer.send("orders", b"other", tag="old")
         producer.send("orders", b"hello", tag="new")
-        body, thread = got.get(timeout=20)
+        body, thread = got.get(timeout=DEADLINE_S)
         assert body == b"hello"
         assert thread != "skylark-client"
     consumer.wait_closed()
@@ -134,7 +136,7 @@ def test_a_send_soon_that_fails_says_so() -> None:
         producer.send("orders", b"a")
         cluster.run(cluster.broker.stop)
         with pytest.raises(RocketMQError):
-            producer.send_soon("orders", b"b", timeout_s=1.0).result(20)
+            producer.send_soon("orders", b"b", timeout_s=1.0).result(DEADLINE_S)
 
 
 def test_closing_ends_a_loop_in_another_thread(cluster: LocalCluster) -> None:
@@ -153,9 +155,9 @@ def test_closing_ends_a_loop_in_another_thread(cluster: LocalCluster) -> None:
     queue = consumer.assignment()[0]
     fill(cluster, queue, b"one")
     while consumer.position(queue) != 1:
-        pass
+        time.sleep(0.01)
     consumer.close()
-    assert ended.wait(20)
+    assert ended.wait(DEADLINE_S)
     thread.join()
 
 

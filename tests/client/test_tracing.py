@@ -147,7 +147,8 @@ def test_the_end_of_a_transaction_is_traced_and_who_told_it(tmp_path: Path) -> N
                     [(event.what, event.result) for event in await query.trace(msg_id)]
                     for msg_id in (committed.id, forgotten.msg_id)
                 ]
-                assert told == [
+                # A broker that is slow to hear the answer asks again.
+                assert [list(dict.fromkeys(events)) for events in told] == [
                     [("sent", "success"), ("transaction ended", "commit_message")],
                     [("sent", "success"), ("transaction ended", "rollback_message after a check")],
                 ]

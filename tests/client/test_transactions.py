@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.live import Live, live_broker, messages_of
-from client.inbox import eventually
+from client.inbox import DEADLINE_S, eventually
 from skylark import sync
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.message import Message
@@ -42,7 +42,7 @@ class Oracle:
 
 
 def producer_at(broker: Live, oracle: Any = None, **options: Any) -> TransactionProducer:
-    return TransactionProducer(broker.namesrv, "shop", checker=oracle, timeout_s=10, **options)
+    return TransactionProducer(broker.namesrv, "shop", checker=oracle, timeout_s=DEADLINE_S, **options)
 
 
 async def bodies_of(broker: Live, topic: str) -> list[bytes]:
@@ -56,7 +56,7 @@ async def bodies_of(broker: Live, topic: str) -> list[bytes]:
 
 
 async def until_delivered(broker: Live, *expected: bytes) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while sorted(await bodies_of(broker, "orders")) != sorted(expected):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

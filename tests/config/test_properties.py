@@ -171,11 +171,92 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
         read(tmp_path)
     bad = tmp_path / "bad.conf"
     bad.write_text("a=\\uzzzz")
-    with pytest.raises(ConfigError, match=r"bad\.conf: bad escape \\uzzzz"):
+    with pytest.raises(ConfigError, match=r"bad\.conf line 1: bad escape \\uzzzz"):
         read(bad)
     bad.write_bytes(b"#" * (properties.MAX_FILE_BYTES + 1))
     with pytest.raises(ConfigError, match="is this a configuration file"):
         read(bad)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'{\n  "brokerName": "a"\n}\n', "line 1: '{' is not a key: this looks like JSON"),
+        (b'# ours\n\n{"brokerName":"a"}', "line 3: '{\"brokerName\"' is not a key: this looks like JSON"),
+        (b'["a", "b"]', "line 1: '[\"a\",' is not a key: this looks like JSON"),
+        (b'a=1\r\n"brokerName": "a"', "line 2: '\"brokerName\"' is not a key: this looks like JSON"),
+        (b"a=1\\\n2\n<xml>", "line 3: '<xml>' is not a key: this looks like XML"),
+        (b'"' + 100 * b"x", "line 1: '\"xxxxxxxxxxxxxxxxxxx' is not a key: this looks like JSON"),
+        (b"[1]", "line 1: '[1]' is not a key: this looks like JSON"),
+        (b"[\n{}\n]", "line 1: '[' is not a key: this looks like JSON"),
+        (b"a=1\n<<<<<<< HEAD\n", "line 2: '<<<<<<<' is a conflict marker of git: choose one of the two versions"),
+        (b"a=1\nb=2\0\n", "line 2: this is not a text file"),
+        (b"\x1f\x8b\x08\x08abc", "line 1: this is not a text file"),
+        (b"a=1\n\x95\x80\x04=2", "line 2: this is not a text file"),
+        ("a=1\n".encode("utf-16"), "line 1: this is UTF-16; save it as UTF-8"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_its_line(data: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    expected = "" if "UTF-16" in told else "; Apache's .properties format is expected, such as brokerName=broker-a"
+    assert str(caught.value) == f"{path} {told}{expected}"
+
+
+def test_what_java_reads_is_never_refused_for_its_looks(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    # Also sections of .ini files, keys that are escaped, control characters in comments and values, nothing at all.
+    more = [
+        ["[broker]\n[my section]\na=1", {"[broker]": "", "[my": "section]", "a": "1"}],
+        ["\\{a=b\n\\u0001=c", {"{a": "b", "\x01": "c"}],
+        ["#\x07{\na={\x07}", {"a": "{\x07}"}],
+        ["---\nbrokerName: a", {"---": "", "brokerName": "a"}],
+        ["", {}],
+    ]
+    for text, expected in [*JAVA_CASES, *more]:
+        if expected is not None:
+            path.write_bytes(text.encode())
+            assert read(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"brokerName=x\r\n\x1a", {"brokerName": "x"}),
+        (b"# \0\na=1", {"a": "1"}),
+        (b"caf\xe9\x80=\x93b\x94", {"caf\xe9\x80": "\x93b\x94"}),
+        (b"[ broker ]\n[a/b]", {"[": "broker ]", "[a/b]": ""}),
+        (b"[a].b=1", {"[a].b": "1"}),
+    ],
+)
+def test_odd_bytes_are_read_as_java_reads_them(data: bytes, expected: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_bytes(data)
+    assert read(path) == expected
+
+
+def test_a_section_is_called_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("[ listen ]\n[listenPort]\nlistenPort=1")
+    bind(Settings, read(path), source="broker.conf")
+    said = "is a section, which Apache ignores: the keys below it count as all others do"
+    assert caplog.messages == [f"broker.conf line 1: [ listen ] {said}", f"broker.conf line 2: [listenPort] {said}"]
+
+
+def test_a_value_of_a_file_is_complained_about_with_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("# ours\nzzz=1\n\nlistenPort=\\\n high\n")
+    with pytest.raises(ConfigError) as caught:
+        bind(Settings, read(path), source="broker.conf")
+    assert str(caught.value).startswith("broker.conf line 4: listenPort='high' is not allowed")
+    assert caplog.messages == ["broker.conf line 2: unknown key zzz"]
+
+
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero line 1: this is not a text file"):
+        read(Path("/dev/zero"))
 
 
 def test_the_example_in_the_module_runs() -> None:

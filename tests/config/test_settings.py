@@ -85,6 +85,13 @@ def test_a_promise_that_cannot_be_kept_is_refused(line: str) -> None:
         broker_config.from_mapping(parse(line), source="b.conf")
 
 
+def test_a_promise_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "b.conf"
+    path.write_text("brokerName=a\naclEnable=true\n")
+    with pytest.raises(ConfigError, match=r"b\.conf line 2: aclEnable='true' is not supported yet: expected false"):
+        broker_config.load(path)
+
+
 def test_a_masters_id_is_zero(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         config = broker_config.from_mapping({"brokerId": "3"}, source="b.conf")
@@ -130,3 +137,22 @@ def test_every_setting_is_read_somewhere(
     # Without replication a broker's role makes no difference, and its one value that would is refused.
     unread = {field.name for field in msgspec.structs.fields(record)} - used - {"broker_role"}
     assert not unread
+
+
+def test_the_name_servers_of_a_broker_are_kept_in_one_form(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("namesrvAddr=http://a:9876/, b:9876;")
+    config = broker_config.load(path)
+    assert config.namesrv_addr == "a:9876;b:9876"
+    broker_config.set_name_servers(config, "c:1,http://d:2", source="-n")
+    assert config.namesrv_addr == "c:1;d:2"
+    broker_config.set_name_servers(config, "", source="-n")
+    assert config.namesrv_addr == ""
+
+
+@pytest.mark.parametrize("unusable", ["a..b:1", "a:99999", "nowhere", ";", "a:1;b:"])
+def test_name_servers_that_cannot_be_are_refused_with_their_line(unusable: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"brokerName=x\nnamesrvAddr={unusable}")
+    with pytest.raises(ConfigError, match=r"broker\.conf line 2: .*(host|port)"):
+        broker_config.load(path)

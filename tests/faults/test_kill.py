@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import DEADLINE_S
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
@@ -30,7 +31,6 @@ ROUNDS = int(os.environ.get("SKYLARK_KILLS", "4"))  # of kill -9; 20 before a re
 QUEUES = 4
 IN_FLIGHT = 16
 TOPIC = "Killed"
-START_DEADLINE_S = 30.0
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def broker_process(store: Path, flush: str, *more: str) -> AsyncIterator[t
 
 async def _ready(process: Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(START_DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         async for line in process.stdout:
             if line.startswith(b"ready "):
                 return line.decode().split("broker=")[1].strip()
@@ -90,7 +90,7 @@ class Load:
                         b"%d" % number,
                         encoding=Encoding.BINARY,
                     )
-                    pending[queue_id].append((number, asyncio.create_task(connection.request(request, 30.0))))
+                    pending[queue_id].append((number, asyncio.create_task(connection.request(request, DEADLINE_S))))
                     await asyncio.sleep(0)
                 number, task = pending[queue_id].pop(0)
                 answer = await task
@@ -114,7 +114,7 @@ async def read_queue(pool: Pool, address: str, queue_id: int) -> list[int]:
     offset = 0
     while True:
         header = PullMessage("readers", TOPIC, queue_id, offset, 32, 4, 0, 0, 0, subscription="*")
-        answer = await pool.request(address, Frame(RequestCode.PULL_MESSAGE, encode_header(header)), 30.0)
+        answer = await pool.request(address, Frame(RequestCode.PULL_MESSAGE, encode_header(header)), DEADLINE_S)
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             return numbers
         assert answer.code == ResponseCode.SUCCESS, answer

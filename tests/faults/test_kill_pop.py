@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from servers import SkylarkServer
 
 from client.plain import create_topic, send
 from faults.test_kill import ROUNDS
+from patience import DEADLINE_S
 from skylark.client.errors import RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.popping import ANY_QUEUE, ack, change_invisible, handle_of, pop
@@ -31,7 +33,6 @@ TAKERS = 6
 TOPIC = "KilledPops"
 GROUP = "takers"
 LONGEST_MS = 3000
-DEADLINE_S = 60.0
 
 
 def now_ms() -> int:
@@ -46,6 +47,8 @@ class Ledger:
         self.sent: set[int] = set()
         self.acknowledged: set[int] = set()
         self.perhaps_acknowledged: set[int] = set()
+        self.doubtful: set[int] = set()  # hidden for longer when it was due, which may make one delivery two
+        self.popped_at_ms: dict[int, int] = {}
         self.hidden_until_ms: dict[int, int] = {}
         self.histories: dict[int, list[str]] = {}
         self.deliveries = 0
@@ -54,11 +57,13 @@ class Ledger:
     def deliver(self, message: Message) -> None:
         number, handle = int(message.body), handle_of(message)
         self.note(message, "came")
+        self.deliveries += 1
+        if number in self.doubtful or handle.pop_time_ms < self.popped_at_ms.get(number, 0):
+            return  # the answer to the pop after this one was quicker
         assert number not in self.acknowledged, f"it was acknowledged: {self.histories[number]}"
         early_ms = self.hidden_until_ms.get(number, 0) - handle.pop_time_ms
         assert early_ms <= 0, f"it came {early_ms} ms too early: {self.histories[number]}"
-        self.hidden_until_ms[number] = handle.visible_at_ms
-        self.deliveries += 1
+        self.popped_at_ms[number], self.hidden_until_ms[number] = handle.pop_time_ms, handle.visible_at_ms
 
     def note(self, message: Message, what: str) -> None:
         """For the message of a test that fails."""
@@ -80,6 +85,9 @@ class Load:
         self._subscription = build_subscription(TOPIC, version=0)
         self.ledger = Ledger()
         self.acknowledges_all = False
+        self.empty_pops = 0
+        self.last: int | None = None
+        """A message that is left alone when it first comes."""
 
     async def send(self) -> None:
         while True:
@@ -94,7 +102,7 @@ class Load:
 
     async def take(self) -> None:
         while True:
-            invisible_ms = self._dice.randrange(1000, LONGEST_MS)
+            invisible_ms = LONGEST_MS if self.acknowledges_all else self._dice.randrange(1000, LONGEST_MS)
             try:
                 popped = await pop(
                     self._session,
@@ -109,13 +117,14 @@ class Load:
             except RocketMQError:
                 await asyncio.sleep(0.1)
                 continue
+            self.empty_pops += not popped.messages
             for message in popped.messages:
                 self.ledger.deliver(message)
             await self._settle(popped.messages)
 
     async def _settle(self, messages: list[Message]) -> None:
         if self.acknowledges_all or self._dice.random() < 0.2:
-            await self._acknowledge(messages)
+            await self._acknowledge([message for message in messages if not self._is_left(message)])
             return
         for message in messages:
             choice = self._dice.random()
@@ -123,6 +132,9 @@ class Load:
             is_known = choice >= 0.3 or await self._hide(message, self._dice.randrange(1000, LONGEST_MS))
             if is_known and 0.15 < choice < 0.8:
                 await self._acknowledge([message])
+
+    def _is_left(self, message: Message) -> bool:
+        return int(message.body) == self.last and message.reconsume_times == 0
 
     async def _acknowledge(self, messages: list[Message]) -> None:
         if not messages:
@@ -143,49 +155,71 @@ class Load:
     async def _hide(self, message: Message, invisible_ms: int) -> bool:
         number, until = int(message.body), self.ledger.hidden_until_ms
         until[number] = min(until[number], now_ms() + invisible_ms)  # which of the two, only the answer tells
-        if now_ms() >= handle_of(message).visible_at_ms:
+        visible_at_ms = handle_of(message).visible_at_ms
+        if now_ms() >= visible_at_ms:
             return False
         try:
             await change_invisible(self._session, GROUP, message, invisible_ms)
         except RocketMQError:
             return False
+        finally:
+            if now_ms() >= visible_at_ms:
+                self.ledger.doubtful.add(number)
         until[number] = handle_of(message).visible_at_ms
         self.ledger.extended += 1
         self.ledger.note(message, "hidden")
         return True
 
+    async def until(self, is_so: Callable[[], bool], takers: list[asyncio.Task[None]]) -> None:
+        """Or until a taker has something to say."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so() and not any(taker.done() for taker in takers):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
-async def kill_again_and_again(server: SkylarkServer, dice: random.Random, takers: list[asyncio.Task[None]]) -> None:
-    for _ in range(ROUNDS):
-        if any(taker.done() for taker in takers):  # one has something to say
-            return
-        await asyncio.sleep(dice.uniform(0.1, 0.8))
-        os.kill(server.broker_pid, signal.SIGKILL)
-        await asyncio.to_thread(server.kill)  # which only has to wait for it
-        await asyncio.to_thread(server.start)
+    async def kill_again_and_again(self, server: SkylarkServer, takers: list[asyncio.Task[None]]) -> None:
+        """Each time when some more messages are acknowledged and some more are hidden for longer."""
+        ledger = self.ledger
+        for _ in range(ROUNDS):
+            enough, hidden = len(ledger.acknowledged) + self._dice.randrange(15, 60), ledger.extended + 2
+            await self.until(
+                lambda enough=enough, hidden=hidden: len(ledger.acknowledged) >= enough and ledger.extended >= hidden,
+                takers,
+            )
+            os.kill(server.broker_pid, signal.SIGKILL)
+            await asyncio.to_thread(server.kill)  # which only has to wait for it
+            await asyncio.to_thread(server.start)
+
+    async def until_all_came(self, takers: list[asyncio.Task[None]]) -> None:
+        """Until everything is acknowledged, and whatever were to come again would have: one is hidden after all the
+        others, for the longest time, and when it has come again and nothing is left in the queues they have, too.
+        """
+        ledger = self.ledger
+        await self.until(lambda: not ledger.missing, takers)
+        self.last = ledger.tried
+        await send(self._session, self._queues[0], b"%d" % self.last)
+        ledger.sent.add(self.last)
+        await self.until(lambda: not ledger.missing, takers)
+        goal = self.empty_pops + len(takers) + 1  # at least one of them began after this
+        await self.until(lambda: self.empty_pops >= goal, takers)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_what_is_due_comes_and_what_is_acknowledged_does_not(tmp_path: Path) -> None:
     server = SkylarkServer(tmp_path)
 
     async def run() -> None:
-        dice = random.Random("pop")
         await asyncio.to_thread(server.start)
         async with Session(server.namesrv_addr) as session:
-            load = Load(session, await create_topic(session, TOPIC, QUEUES), dice)
+            load = Load(session, await create_topic(session, TOPIC, QUEUES), random.Random("pop"))
             senders = [asyncio.create_task(load.send()) for _ in range(2)]
             takers = [asyncio.create_task(load.take()) for _ in range(TAKERS)]
             try:
-                await kill_again_and_again(server, dice, takers)
+                await load.kill_again_and_again(server, takers)
                 load.acknowledges_all = True
                 for sender in senders:
                     sender.cancel()
-                for _ in range(round(DEADLINE_S * 10)):
-                    if not load.ledger.missing or any(taker.done() for taker in takers):
-                        break
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(LONGEST_MS / 1000 + 2)  # whatever were to come again would have
+                await asyncio.gather(*senders, return_exceptions=True)
+                await load.until_all_came(takers)
             finally:
                 for task in (*senders, *takers):
                     task.cancel()
@@ -199,7 +233,8 @@ def test_what_is_due_comes_and_what_is_acknowledged_does_not(tmp_path: Path) -> 
         assert ledger.extended > ROUNDS
         print(
             f"{len(ledger.sent)} sent, {ledger.deliveries} deliveries, {len(ledger.acknowledged)} acknowledged,"
-            f" {ledger.extended} hidden for longer, {len(ledger.perhaps_acknowledged)} open"
+            f" {ledger.extended} hidden for longer, {len(ledger.perhaps_acknowledged)} open,"
+            f" {len(ledger.doubtful)} in doubt"
         )
 
     try:

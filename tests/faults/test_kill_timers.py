@@ -1,8 +1,8 @@
 """kill -9 of a broker while timers are put, recalled and fall due, again and again.
 
-Each round sends timers for the next seconds, many in flight, recalls some of them, and kills the process at a random
-moment. In the end everything acknowledged has come, none before its time, and none whose recall was acknowledged. What
-was sent but not acknowledged may come or not.
+Each round sends timers for the next seconds, many in flight, recalls some of them, and kills the process when some
+are acknowledged, some recalled, and a random number has come. In the end everything acknowledged has come, none before
+its time, and none whose recall was acknowledged. What was sent but not acknowledged may come or not.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from faults.test_kill import ROUNDS, broker_process
+from patience import DEADLINE_S
 from skylark.net.pool import Pool
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
-from skylark.wire.headers import PullMessage, SendMessageV2
+from skylark.wire.headers import GetMaxOffset, PullMessage, SendMessageV2
 from skylark.wire.message import StoredMessage
 from skylark.wire.records import decode_records, encode_properties
 from skylark.wire.typed import encode_header
@@ -26,9 +27,7 @@ from skylark.wire.typed import encode_header
 TOPIC = "KilledTimers"
 IN_FLIGHT = 16
 MAX_DELAY_MS = 3000
-ROUND_S = 1.2
 LAST = b"last"
-DEADLINE_S = 60.0
 
 
 def now_ms() -> int:
@@ -75,11 +74,27 @@ class Load:
         async with broker_process(store, *options) as (process, address):
             pool = Pool()
             senders = [asyncio.create_task(self.run(pool, address)) for _ in range(IN_FLIGHT)]
-            await asyncio.wait(senders, timeout=self._dice.uniform(0.1, ROUND_S), return_when=asyncio.FIRST_EXCEPTION)
+            enough = asyncio.create_task(self._until_enough(pool, address))
+            await asyncio.wait([enough, *senders], return_when=asyncio.FIRST_COMPLETED)
             process.kill()
             results = await asyncio.gather(*senders, return_exceptions=True)
+            await asyncio.gather(enough, return_exceptions=True)
             pool.close()
             assert all(isinstance(result, ConnectionError) for result in results), results
+
+    async def _until_enough(self, pool: Pool, address: str) -> None:
+        acknowledged, recalled = len(self.acknowledged) + 11, len(self.recalled) + 1
+        came = await count(pool, address) + self._dice.randrange(1, 300)
+        while (  # noqa: ASYNC110
+            len(self.acknowledged) < acknowledged or len(self.recalled) < recalled or await count(pool, address) < came
+        ):
+            await asyncio.sleep(0.005)
+
+
+async def count(pool: Pool, address: str) -> int:
+    """How many have come."""
+    request = Frame(RequestCode.GET_MAX_OFFSET, encode_header(GetMaxOffset(TOPIC, 0)))
+    return int((await pool.request(address, request, DEADLINE_S)).fields.get("offset", 0))
 
 
 async def read_until_last(address: str) -> list[StoredMessage]:

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from faults.test_kill import ROUNDS, broker_process
+from patience import DEADLINE_S
 from skylark.broker.app import wall_clock_ms
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool
@@ -36,7 +37,6 @@ from skylark.wire.typed import decode_header, encode_header
 WORKERS = 12
 TOPIC, GROUP = "Killed", "killers"
 COMMIT, ROLL_BACK = 8, 12
-DEADLINE_S = 30.0
 SETTINGS = "transactionTimeOut=1\ntransactionCheckInterval=100\ntransactionCheckMax=1000000\n"
 
 
@@ -104,6 +104,8 @@ class Load:
             await prepare(pool, address, last)
             while self.asked[last] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+            # The broker answers in turn: what it asked for before it had our decision has come when this returns.
+            await join(pool, address)
             self.asked.clear()
             while self.asked[last] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -164,7 +166,7 @@ async def delivered(pool: Pool, address: str) -> list[int]:
         numbers += [int(message.body) for message in decode_records(answer.body)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_transactions_end_once_and_as_they_were_meant_to(tmp_path: Path) -> None:
     settings = tmp_path / "broker.conf"
     settings.write_text(SETTINGS)

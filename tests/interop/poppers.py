@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from drivers import Client, Event, Session
+from drivers import EVENT_DEADLINE_S, Client, Event, Session
 from servers import GET_ROUTEINFO_BY_TOPIC, Server, request
 
-INVISIBLE_MS = 2_000
-_MOST_POPS = 100
+# What is popped for long stays hidden for the whole test, on the slowest machine too; what is popped for a moment comes
+# again, however soon that is.
+LONG_MS = 300_000
+MOMENT_MS = 1_000
 
 
 class Popper:
@@ -30,13 +33,11 @@ class Popper:
     def pop(self, count: int, **options: Any) -> list[Event]:
         """That many messages, however many pops it takes."""
         taken: list[Event] = []
-        for _ in range(_MOST_POPS):
-            if len(taken) >= count:
-                break
-            taken += self.call("pop", **({"invisibleMs": INVISIBLE_MS, "max": count - len(taken)} | options))[
-                "messages"
-            ]
-        assert len(taken) == count, taken
+        deadline_s = time.monotonic() + EVENT_DEADLINE_S
+        while len(taken) < count:
+            assert time.monotonic() < deadline_s, taken
+            wanted = {"invisibleMs": LONG_MS, "max": count - len(taken)} | options
+            taken += self.call("pop", **wanted)["messages"]
         return taken
 
     def ack(self, message: Event) -> str:

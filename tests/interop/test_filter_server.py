@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from drivers import Driver, Session, bodies, java_driver
-from servers import GET_ROUTEINFO_BY_TOPIC, Process, Server, request
+from servers import GET_ROUTEINFO_BY_TOPIC, POLL_S, Process, Server, request
 
 from client.inbox import Inbox, eventually
 from skylark.client.producer import Producer
@@ -65,7 +66,7 @@ def old(java_old: Driver, server: Server, filter_server: Process) -> Iterator[Se
 def make_topic(session: Session, group: str, topic: str, queues: int = 1) -> None:
     session.producer(group).create_topic(topic, queues)
     while b'filterServerTable":{}' in request(session.namesrv, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[1]:
-        pass
+        time.sleep(POLL_S)
 
 
 def send_prices(session: Session, group: str, topic: str) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import EVENT_DEADLINE_S, Driver, Event, Session, numbered
+from drivers import EVENT_DEADLINE_S, Driver, Event, Session, numbered, readable
 from drivers import PushConsumer as JavaConsumer
 from mqadmin import Admin, columns, make_topic, value
-from servers import Server, request
+from servers import POLL_S, Server, request
 
 from skylark.client.listening import RetryLater
-from skylark.client.message import Message
+from skylark.client.message import Message, MessageQueue
 from skylark.client.sync import LitePullConsumer, PushConsumer
 from skylark.wire.bodies import ConsumerStatus, decode_body
 from skylark.wire.codes import RequestCode
@@ -85,6 +85,7 @@ def join(is_java: bool, admin: Admin, server: Server, session: Session, topic: s
         consumer.subscribe(topic)
         consumer.start()
         opened.append(consumer)
+        wait_for_queues(lambda: [each for each in consumer.queues if each.topic == topic])
 
         def seen() -> list[str]:
             return [got.get() for _ in range(got.qsize())]
@@ -102,6 +103,13 @@ def join(is_java: bool, admin: Admin, server: Server, session: Session, topic: s
         consumer.close()
 
 
+def wait_for_queues(owned: Callable[[], list[MessageQueue]]) -> None:
+    deadline_s = time.monotonic() + EVENT_DEADLINE_S
+    while len(owned()) < QUEUES:
+        assert time.monotonic() < deadline_s, owned()
+        time.sleep(POLL_S)
+
+
 def client_of(admin: Admin, group: str, consumer: JavaConsumer) -> str:
     rows = columns(admin("consumerConnection", "-g", group))
     return next(row[0] for row in rows if row[0].endswith(f"@{consumer.name}"))
@@ -109,7 +117,7 @@ def client_of(admin: Admin, group: str, consumer: JavaConsumer) -> str:
 
 def send(session: Session, group: str, topic: str, prefix: str, count: int = 4) -> list[Event]:
     """Messages, one queue after the other."""
-    return session.producer(f"{group}_p").send(topic, prefix, count=count, mode="ordered", shards=QUEUES)
+    return readable(session.producer(f"{group}_p").send(topic, prefix, count=count, mode="ordered", shards=QUEUES))
 
 
 def consumed(server: Server, topic: str, group: str, count: int) -> None:
@@ -339,8 +347,9 @@ def test_running_info_with_stacks(
 def test_running_info_of_all_members(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic, QUEUES)
     session.consumer(group, topic).await_queues(QUEUES)
-    with PushConsumer(server.namesrv_addr, group, listener=lambda message: None) as consumer:
-        consumer.subscribe(topic)
+    consumer = PushConsumer(server.namesrv_addr, group, listener=lambda message: None)
+    consumer.subscribe(topic)
+    with consumer:
         output = admin("consumerStatus", "-g", group)
         assert consumer.client_id in output
         assert "Same subscription in the same group of consumer" in output
@@ -363,9 +372,10 @@ def test_where_the_members_stand(
 
 def test_running_info_of_a_lite_consumer(admin: Admin, server: Server, topic: str, group: str) -> None:
     make_topic(admin, server, topic, QUEUES)
-    with LitePullConsumer(server.namesrv_addr, group) as consumer:
-        consumer.subscribe(topic)
-        consumer.poll(timeout_s=0.1)
+    consumer = LitePullConsumer(server.namesrv_addr, group)
+    consumer.subscribe(topic)
+    with consumer:
+        wait_for_queues(consumer.assignment)
         [client] = [row[0] for row in columns(admin("consumerConnection", "-g", group)) if "PYTHON" in row]
         output = admin("consumerStatus", "-g", group, "-i", client, "-s")
         assert "CONSUME_ACTIVELY" in output

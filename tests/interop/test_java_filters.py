@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drivers import DriverError, Producer, Session, bodies, numbered
+from drivers import DriverError, Producer, Session, bodies, numbered, readable
 
 SQL = "price BETWEEN 3 AND 6 AND (color IN ('red', 'blue') OR color IS NULL)"
 COLORS = ["red", "green", None]
@@ -15,9 +15,10 @@ def send_colors(producer: Producer, topic: str, count: int = 9) -> list[str]:
     for number in range(count):
         color = COLORS[number % 3]
         properties = {"price": str(number)} | ({"color": color} if color else {})
-        producer.send(topic, f"m-{number}", queue=0, property=properties)
+        sent = producer.send(topic, f"m-{number}", queue=0, property=properties)
         if 3 <= number <= 6 and color != "green":
             wanted.append(f"m-{number}")
+    readable(sent)
     return wanted
 
 

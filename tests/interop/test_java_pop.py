@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import EVENT_DEADLINE_S, Driver, Event, PushConsumer, Session, bodies, numbered
-from poppers import Popper
+from drivers import EVENT_DEADLINE_S, Driver, Event, PushConsumer, Session, bodies, numbered, readable
+from poppers import LONG_MS, MOMENT_MS, Popper
 from servers import POLL_S, SERVERS, Server
 
 
@@ -23,7 +23,7 @@ def session(java_latest: Driver, server: Server) -> Iterator[Session]:
 def start_popping(session: Session, server: Server, group: str, topic: str, **options: Any) -> PushConsumer:
     """A push consumer in a group that pops."""
     Popper(session, server, group, topic).call("mode", mode="POP")
-    return session.consumer(group, topic, popInvisibleMs=10_000, **options)
+    return session.consumer(group, topic, popInvisibleMs=LONG_MS, **options)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def either(members: list[PushConsumer], count: int) -> list[Event]:
 
 
 def send(session: Session, topic: str, count: int, **options: Any) -> None:
-    session.producer(f"producer_{topic}").send(topic, "m", count=count, **options)
+    readable(session.producer(f"producer_{topic}").send(topic, "m", count=count, **options))
 
 
 def test_push_consumers_that_pop_share_the_messages(session: Session, server: Server, topic: str, group: str) -> None:
@@ -66,23 +66,23 @@ def test_a_refused_message_comes_again(session: Session, server: Server, topic: 
 
 def test_what_is_popped_is_hidden_until_its_time_has_passed(session: Session, topic: str, popper: Popper) -> None:
     send(session, topic, 4)
-    taken = popper.pop(4)
-    assert sorted(bodies(taken)) == numbered("m", 4)
+    acked, *hidden = popper.pop(3)
+    (left,) = popper.pop(1, invisibleMs=MOMENT_MS)
+    assert sorted(bodies([acked, *hidden, left])) == numbered("m", 4)
+    assert popper.ack(acked) == "OK"
+    (again,) = popper.pop(1)
+    assert (again["body"], again["reconsumeTimes"]) == (left["body"], 1)
     assert popper.is_empty()
-    assert [popper.ack(message) for message in taken[:2]] == ["OK", "OK"]
-    again = popper.pop(2, invisibleMs=30_000)
-    assert sorted(bodies(again)) == sorted(bodies(taken[2:]))
-    assert [message["reconsumeTimes"] for message in again] == [1, 1]
-    handles = ",".join(message["handle"] for message in again)
+    handles = ",".join(message["handle"] for message in (*hidden, again))
     assert popper.call("batchAck", handles=handles)["status"] == "OK"
 
 
 def test_more_time_and_less(session: Session, topic: str, popper: Popper) -> None:
     send(session, topic, 2)
-    longer, shorter = popper.pop(2, invisibleMs=20_000)
-    renewed = popper.call("extend", handle=longer["handle"], invisibleMs=40_000)
+    longer, shorter = popper.pop(2)
+    renewed = popper.call("extend", handle=longer["handle"], invisibleMs=2 * LONG_MS)
     assert renewed["status"] == "OK"
-    assert popper.call("extend", handle=shorter["handle"], invisibleMs=1_000)["status"] == "OK"
+    assert popper.call("extend", handle=shorter["handle"], invisibleMs=MOMENT_MS)["status"] == "OK"
     (again,) = popper.pop(1)
     assert again["body"] == shorter["body"]
     assert popper.ack(again) == "OK"
@@ -91,7 +91,7 @@ def test_more_time_and_less(session: Session, topic: str, popper: Popper) -> Non
 
 def test_forged_acknowledgements_lose_nothing(session: Session, topic: str, popper: Popper) -> None:
     send(session, topic, 1)
-    (taken,) = popper.pop(1)
+    (taken,) = popper.pop(1, invisibleMs=MOMENT_MS)
     assert popper.call("ack", handle="forged")["status"] == "NO_EXIST"
     assert popper.call("ack", handle=taken["handle"], offset=99)["status"] == "NO_EXIST"
     assert popper.call("ack", handle=taken["handle"], queue=9)["status"] == "NO_EXIST"
@@ -102,13 +102,13 @@ def test_forged_acknowledgements_lose_nothing(session: Session, topic: str, popp
 
 def test_in_order_a_queue_is_blocked_until_it_is_acknowledged(session: Session, topic: str, popper: Popper) -> None:
     send(session, topic, 4)
-    first, second = popper.pop(2, order=True, queue=0, invisibleMs=30_000)
+    first, second = popper.pop(2, order=True, queue=0)
     assert [first["body"], second["body"]] == ["m-0", "m-1"]
     assert popper.call("pop", order=True, queue=0, pollMs=0)["messages"] == []
     assert popper.ack(first) == "OK"
     assert popper.call("pop", order=True, queue=0, pollMs=0)["messages"] == []
     assert popper.ack(second) == "OK"
-    third, fourth = popper.pop(2, order=True, queue=0)
+    third, fourth = popper.pop(2, order=True, queue=0, invisibleMs=MOMENT_MS)
     assert [third["body"], fourth["body"]] == ["m-2", "m-3"]
     assert popper.ack(fourth) == "OK"
     # Its time passes: the one that was not acknowledged comes again, in its place.
@@ -132,13 +132,15 @@ def test_a_restart_loses_nothing(java_latest: Driver, server_kind: str, tmp_path
         popper = Popper(session, server, group, topic)
         popper.call("mode", mode="POP")
         send(session, topic, 5)
-        acked, *held = popper.pop(3)
+        (acked,) = popper.pop(1)
         assert popper.ack(acked) == "OK"
+        held = popper.call("pop", max=2, invisibleMs=5 * MOMENT_MS)["messages"]
+        assert len(held) == 2
         session.close(wait=True)
         server.stop()
         server.start()
         session = Session(java_latest, server.namesrv_addr)
-        consumer = session.consumer(group, topic, popInvisibleMs=10_000)  # the mode is remembered
+        consumer = session.consumer(group, topic, popInvisibleMs=LONG_MS)  # the mode is remembered
         got = consumer.take(4)
         assert sorted(bodies(got)) == sorted({*numbered("m", 5)} - {acked["body"]})
         assert sorted(event["body"] for event in got if event["reconsumeTimes"] == 1) == sorted(bodies(held))

@@ -18,7 +18,9 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 Start = Callable[..., Server]
 
 
-def test_commits_are_delivered_and_what_is_open_is_asked_for(session: Session, topic: str, group: str) -> None:
+def test_commits_are_delivered_and_what_is_open_is_asked_for(
+    session: Session, server_kind: str, topic: str, group: str
+) -> None:
     transactor = session.transactor(group)
     for body, answer in (("late", COMMIT), ("never", ROLL_BACK)):
         transactor.answer(body, answer)
@@ -33,22 +35,23 @@ def test_commits_are_delivered_and_what_is_open_is_asked_for(session: Session, t
     assert (good["msgId"], good["queue"], good["tags"], good["keys"]) == (sent["msgId"], sent["queue"], "blue", "k")
     assert good["properties"]["mine"] == "kept"
     asked = transactor.until_asked("never", "late")
-    asked = [
-        event for event in asked if event["body"] not in ("good", "bad")
-    ]  # Apache's, when slow, asks for these too
+    # A broker that is slow asks for these too.
+    asked = [event for event in asked if event["body"] not in ("good", "bad")]
     assert {event["properties"]["UNIQ_KEY"] for event in asked} == {result["msgId"] for result in open_ones}
     assert {(event["topic"], event["tags"]) for event in asked} == {(topic, "red")}
     assert all(int(event["properties"]["TRANSACTION_CHECK_TIMES"]) > 0 for event in asked)
     transactor.send(topic, "last", COMMIT)
-    assert bodies(consumer.take(1)) == ["last"]
-    assert consumer.seen() == []
+    rest = bodies(consumer.take_until(lambda event: event["body"] == "last") + consumer.seen())
+    if server_kind == "apache":  # when slow, it asks again for what has just been committed, and delivers it again
+        rest = [body for body in rest if body != "late"]
+    assert rest == ["last"]
 
 
 def half_of(session: Session, server: Server, topic: str, sent: Event) -> dict[str, str]:
     """What a producer would send to end the transaction, except for the decision."""
     puller = session.puller("halves")
     queue = {"topic": HALF_TOPIC, "broker": broker_of(session, topic), "queue": 0}
-    result = puller.call("pull", **queue, offset=sent["offset"])
+    result = puller.call("pull", **queue, offset=sent["offset"], block=True)
     half = result["messages"][0]
     assert half["properties"]["REAL_TOPIC"] == topic
     return {

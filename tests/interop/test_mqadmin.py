@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from drivers import Driver, Event, Session, bodies, numbered
+from drivers import Driver, Event, Session, bodies, numbered, readable, wait_indexed
 from mqadmin import Admin, columns, make_topic, value
 from servers import Server
 
@@ -74,7 +74,7 @@ def test_topic_route(admin: Admin, server: Server, topic: str) -> None:
 
 def test_topic_status(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic)
-    [sent] = session.producer(group).send(topic, "m", mode="ordered", shards=1)
+    [sent] = readable(session.producer(group).send(topic, "m", mode="ordered", shards=1))
     rows = columns(admin("topicStatus", "-t", topic))
     times = re.compile(r"\d{4}-\d\d-\d\d")
     assert [row[1:4] for row in rows[:4]] == [["0", "0", "1"], ["1", "0", "0"], ["2", "0", "0"], ["3", "0", "0"]]
@@ -121,7 +121,7 @@ def consumed(session: Session, topic: str, group: str, count: int = 8) -> list[E
 def test_consumer_progress(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic)
     sent = consumed(session, topic, group)
-    session.producer(group).send(topic, "more", count=4, mode="ordered", shards=4)
+    readable(session.producer(group).send(topic, "more", count=4, mode="ordered", shards=4))
     output = admin("consumerProgress", "-g", group)
     rows = [row for row in columns(output) if row[0] == topic]
     assert [row[1:5] for row in rows] == [[sent[0]["broker"], str(queue), "3", "2"] for queue in range(4)]
@@ -178,6 +178,7 @@ def test_producer_connection(admin: Admin, session: Session, topic: str, group: 
 def sent(session: Session, topic: str, group: str) -> Event:
     """One message with everything on it."""
     [sent] = session.producer(group).send(topic, "the body", tags="blue", keys="order-1", property={"mine": "yes"})
+    wait_indexed(session.puller(group), topic, "order-1")
     return sent
 
 
@@ -207,7 +208,7 @@ def test_query_message_by_unique_key(admin: Admin, topic: str, sent: Event) -> N
 
 def test_print_messages(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic)
-    session.producer(group).send(topic, "m", count=12, tags="a,b")
+    readable(session.producer(group).send(topic, "m", count=12, tags="a,b"))
     output = admin("printMsg", "-t", topic, "-d", "true")
     assert sorted(re.findall(r"BODY: (\S+)", output)) == sorted(numbered("m", 12))
     assert output.count("minOffset=0, maxOffset=3, ") == 4
@@ -230,7 +231,7 @@ def test_query_message_by_tag(admin: Admin, topic: str, sent: Event) -> None:
 
 def test_print_messages_of_a_queue(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic)
-    sent = session.producer(group).send(topic, "m", count=8, mode="ordered", shards=2, tags="a,b,b,a")
+    sent = readable(session.producer(group).send(topic, "m", count=8, mode="ordered", shards=2, tags="a,b,b,a"))
     output = admin("printMsgByQueue", "-t", topic, "-a", sent[0]["broker"], "-i", "1", "-d", "true", "-p", "true")
     assert re.findall(r"BODY: (\S+)", output) == ["m-1", "m-3", "m-5", "m-7"]
     counts = admin("printMsgByQueue", "-t", topic, "-a", sent[0]["broker"], "-i", "0", "-f", "true")
@@ -239,7 +240,7 @@ def test_print_messages_of_a_queue(admin: Admin, server: Server, session: Sessio
 
 def test_consume_messages(admin: Admin, server: Server, session: Session, topic: str, group: str) -> None:
     make_topic(admin, server, topic, 2)
-    sent = session.producer(group).send(topic, "m", count=6, mode="ordered", shards=2)
+    sent = readable(session.producer(group).send(topic, "m", count=6, mode="ordered", shards=2))
     # The tool can do this once in its life: its consumer is a field of the command.
     output = admin("consumeMessage", "-t", topic, "-b", sent[0]["broker"], "-i", "1", "-o", "1", "-c", "2")
     assert re.findall(r"BODY: (\S+)", output) == ["m-3", "m-5"]

@@ -7,21 +7,23 @@ rolled on their way, by one server or the other.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from drivers import Driver, Session
-from servers import SERVERS, Server, request
+from drivers import Client, Driver, DriverError, Session
+from servers import SERVERS, Server, wait_on_the_wheel
 
 TOPIC = "Exchanged"
 SETTINGS = {"recallMessageEnable": "true", "timerRollWindowSlot": "6", "timerFlushIntervalMs": "1000"}
-TAKEN_UP_DEADLINE_S = 30.0
-POLL_S = 0.05
-GET_BROKER_RUNTIME_INFO = 28
+MARGIN_MS = 500
 Start = Callable[..., Server]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @pytest.fixture
@@ -40,56 +42,63 @@ def start(tmp_path: Path, java_parts: None) -> Iterator[Start]:
         server.kill()
 
 
-def put(driver: Driver, server: Server, name: str) -> dict[str, int]:
-    """Puts timers: due while this server runs or the store moves, due later, and one that is recalled."""
-    session = Session(driver, server.namesrv_addr)
-    sender = session.timers("timers")
-    now_ms = time.time_ns() // 1_000_000
-    due_ms = {}
-    for body, delay_ms in ((f"{name}-soon", 1500), (f"{name}-late", 9_000), (f"{name}-later", 16_000)):
-        due_ms[body] = now_ms + delay_ms
-        sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
-    for delay_ms in (2_500, 5_000):  # within the window: Apache's broker forgets a recall when it rolls its timer late
-        recalled = sender.call("timers.send", topic=TOPIC, body=f"{name}-recalled", delayMs=delay_ms)
-        sender.call("timers.recall", topic=TOPIC, handle=recalled["handle"])
-    session.close()
-    return due_ms
+class Timers:
+    """What was put: bodies and when they are due, and those that were recalled, in time or perhaps not."""
 
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.due_ms: dict[str, int] = {}
+        self.recalled: set[str] = set()
+        self.doubtful: set[str] = set()
 
-def wait_on_the_wheel(server: Server) -> None:
-    """Until all that is in the queue of timers is on the wheel of the server."""
-    deadline = time.monotonic() + TAKEN_UP_DEADLINE_S
-    while True:
-        answer, body = request(server.broker_addr, GET_BROKER_RUNTIME_INFO, {})
-        # Apache's broker may refuse the question in its first seconds.
-        if answer["code"] == 0 and json.loads(body)["table"]["timerOffsetBehind"] == "0":
-            return
-        assert time.monotonic() < deadline, answer
-        time.sleep(POLL_S)
+    def put(self, server: Server, name: str) -> None:
+        """Timers that are due while this server runs or the store moves, due later, and some that are recalled."""
+        session = Session(self._driver, server.namesrv_addr)
+        sender = session.timers("timers")
+        for body, delay_ms in ((f"{name}-soon", 1500), (f"{name}-late", 9_000), (f"{name}-later", 16_000)):
+            self.due_ms[body] = now_ms() + delay_ms
+            sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
+        self._recall(sender, server, name, 2_500, 5_000)
+        while not any(body.startswith(name) for body in self.recalled):  # the machine is that slow
+            self._recall(sender, server, name, 5_500)
+        session.close()
+
+    def _recall(self, sender: Client, server: Server, name: str, *delays_ms: int) -> None:
+        """Within the window: Apache's broker forgets a recall when it rolls its timer late."""
+        due_ms = {}
+        for delay_ms in delays_ms:
+            body = f"{name}-recalled-{len(self.recalled | self.doubtful | due_ms.keys())}"
+            due_ms[body] = now_ms() + delay_ms
+            sent = sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
+            with suppress(DriverError):  # it is due already
+                sender.call("timers.recall", topic=TOPIC, handle=sent["handle"])
+        wait_on_the_wheel(server.broker_addr)
+        for body, due in due_ms.items():
+            (self.recalled if now_ms() + MARGIN_MS < due else self.doubtful).add(body)
 
 
 @pytest.mark.parametrize("ends", [("stop", "kill"), ("kill", "stop")], ids="-".join)
 def test_timers_survive_moves_between_servers(
     start: Start, java_latest: Driver, server_kind: str, ends: tuple[str, str]
 ) -> None:
-    ours = "apache" if server_kind == "apache" else "skylark"
+    timers = Timers(java_latest)
     first = start("apache")
-    due_ms = put(java_latest, first, "apache")
-    wait_on_the_wheel(first)
+    timers.put(first, "apache")
     getattr(first, ends[0])()
 
-    second = start(ours, first)
-    due_ms |= put(java_latest, second, "skylark")
-    wait_on_the_wheel(second)
+    second = start(server_kind, first)
+    timers.put(second, "skylark")
     getattr(second, ends[1])()
 
     third = start("apache", second)
     session = Session(java_latest, third.namesrv_addr)
     consumer = session.consumer("readers", TOPIC)
-    missing = set(due_ms)
+    missing = set(timers.due_ms)
     while missing:
         [event] = consumer.take(1)
-        assert event["body"] in due_ms, "recalled, and came nevertheless"
-        assert event["storeTimestamp"] >= due_ms[event["body"]], event
-        missing.discard(event["body"])
+        body = event["body"]
+        assert body not in timers.recalled, "recalled, and came nevertheless"
+        if body not in timers.doubtful:
+            assert event["storeTimestamp"] >= timers.due_ms[body], event
+            missing.discard(body)
     session.close()

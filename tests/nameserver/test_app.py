@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -195,6 +196,27 @@ def test_a_broker_goes_by_unregistering_and_by_closing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_two_brokers_of_one_name_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with serving(tmp_path, clock) as (_, client):
+            await client.register()
+            await client.ask(RequestCode.UNREGISTER_BROKER, BROKER)
+            await client.register(brokerAddr="h:3")  # a restart on another port
+            await client.register(brokerAddr="h:5", brokerId="1")
+            assert caplog.messages == []
+            clock.now_ms += 7_000
+            for address in ("h:4", "h:3", "h:4"):
+                await client.register(brokerAddr=address)
+            assert caplog.messages == [
+                "broker a (id 0) now registers from h:4 instead of h:3, which was seen 7 s ago: "
+                "two brokers of one name? set brokerName"
+            ]
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(main())
+
+
 def test_a_silent_broker_is_dropped_and_a_heartbeat_keeps_it(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Clock()
@@ -374,7 +396,7 @@ def test_binary_requests_get_binary_answers(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as (_, client):
             request = Frame(RequestCode.GET_BROKER_CLUSTER_INFO, encoding=Encoding.BINARY)
-            answer = await client._pool.request(client._address, request)
+            answer = await client._pool.request(client._address, request, 60.0)
             assert answer.encoding == Encoding.BINARY
             assert answer.body == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
 

@@ -17,7 +17,7 @@ class FakeTransport:
     """Remembers what was written and whether the connection wants to read."""
 
     def __init__(self) -> None:
-        self.written = b""
+        self.written = bytearray()
         self.writes = 0
         self.wrote = asyncio.Event()
         self.reading = True
@@ -46,7 +46,7 @@ class FakeTransport:
     close = abort
 
     def frames(self) -> list[Frame]:
-        return FrameDecoder().feed(self.written)
+        return FrameDecoder().feed(bytes(self.written))
 
 
 def connected(
@@ -90,10 +90,10 @@ def test_a_peer_that_does_not_read_is_not_read_from() -> None:
 
 def test_a_peer_with_too_many_waiting_requests_is_not_read_from() -> None:
     async def run() -> None:
-        gate = asyncio.Semaphore(0)
+        first, others = asyncio.Event(), asyncio.Event()
 
         async def slow(request: Frame, _: Connection) -> Frame:
-            await gate.acquire()
+            await (others if request.opaque else first).wait()
             return request.reply()
 
         connection, transport = connected({1: slow})
@@ -103,14 +103,13 @@ def test_a_peer_with_too_many_waiting_requests_is_not_read_from() -> None:
         assert not transport.reading
         # While the peer reads no answers either, an answered request alone does not open the tap again.
         connection.pause_writing()
-        gate.release()
+        first.set()
         await transport.wrote.wait()
         await asyncio.sleep(0)  # the turn in which the connection learns that the request is done
         assert not transport.reading
         connection.resume_writing()
         assert transport.reading
-        for _ in range(MAX_WAITING_REQUESTS - 1):
-            gate.release()
+        others.set()
         await connection.drained()
         await asyncio.sleep(0)
         assert [frame.opaque for frame in transport.frames()] == [*range(MAX_WAITING_REQUESTS)]

@@ -21,7 +21,7 @@ def test_requests_at_the_same_time_share_one_connection() -> None:
         server = Server({1: echo})
         address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
         pool = Pool()
-        answers = await asyncio.gather(*(pool.request(address, Frame(1, body=b"%d" % i)) for i in range(8)))
+        answers = await asyncio.gather(*(pool.request(address, Frame(1, body=b"%d" % i), 60.0) for i in range(8)))
         assert [answer.body for answer in answers] == [b"%d" % i for i in range(8)]
         assert len(server.connections) == 1
         pool.close()
@@ -58,7 +58,7 @@ def test_the_server_can_ask_and_tell_the_client() -> None:
         server = Server({1: echo})
         address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
         pool = Pool({1: echo, 2: tell})
-        await pool.request(address, Frame(1))
+        await pool.request(address, Frame(1), 60.0)
         (connection,) = server.connections
         assert (await connection.request(Frame(1, body=b"back"), 60.0)).body == b"back"
         connection.notify(Frame(2))
@@ -86,6 +86,15 @@ def test_an_address_without_a_server_is_named_in_the_error() -> None:
 def test_addresses() -> None:
     assert split_address("localhost:9876") == ("localhost", 9876)
     assert split_address("[::1]:9876") == ("::1", 9876)
-    for wrong in ("", "localhost", ":9876", "localhost:", "localhost:x"):
+    assert split_address("::1:9876") == ("::1", 9876)
+    assert split_address("my_host-1.example.:1") == ("my_host-1.example.", 1)
+    assert split_address("b\u00fccher.example:65535") == ("b\u00fccher.example", 65535)
+    for wrong in ("", "localhost", ":9876", "localhost:", "localhost:x", "localhost:+1", "localhost:\u0661"):
         with pytest.raises(ValueError, match="host:port"):
+            split_address(wrong)
+    for wrong in ("localhost:0", "localhost:65536", "localhost:99999"):
+        with pytest.raises(ValueError, match="from 1 to 65535"):
+            split_address(wrong)
+    for wrong in ("a..b:1", "a b:1", "http://a:1", "[:]:1", ".a:1", f"{'a' * 64}:1", f"{'a.' * 127}a:1", "[a]]:1"):
+        with pytest.raises(ValueError, match="neither a name nor an IP address"):
             split_address(wrong)

@@ -312,7 +312,11 @@ def test_stop_lets_requests_in_hand_finish() -> None:
             await gate.wait()
             return request.reply(body=b"done")
 
-        async with serving({9: slow}) as (server, port):
+        server = Server({9: slow})
+        bound = bind("127.0.0.1", 0)
+        # Bound and never listening: nobody else gets the port when the server has left it.
+        with bind("127.0.0.1", bound.getsockname()[1]):
+            port = await server.start(bound)
             peer = await Peer.connect(port)
             peer.write(encode_frame(Frame(9)))
             await started.wait()

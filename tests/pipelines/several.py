@@ -17,7 +17,7 @@ from skylark.pipelines.session import session
 
 def main() -> None:
     declared = [spec.read(Path(name)) for name in sys.argv[1:]]
-    with session("local[2]", "several") as spark, stopped_by_signal() as stop:
+    with session("local[4]", "several") as spark, stopped_by_signal() as stop:
         queries = []
         for each in declared:
             queries.append(start(each, spark))

@@ -9,25 +9,28 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 from servers import SkylarkServer
 
+from patience import DEADLINE_S
+from pipelines.conftest import Skylark
 from skylark.client.sync import Producer
 
 KILLS = int(os.environ.get("SKYLARK_ARCHIVE_KILLS", "1"))
-MESSAGES, BATCH = (200_000, 5_000) if KILLS >= 10 else (12_000, 2_000)
+MOST = 2  # batches until a kill
+MESSAGES, BATCH = (200_000, 5_000) if KILLS >= 10 else ((KILLS * MOST + 2) * 1_000, 1_000)
+STEPS = ["moved", "done", "planned", "writing", "begun", "staged"]
 TOPIC = "Archived"
-DEADLINE_S = 240.0
-LOOK_EVERY_S = 0.01
+DRIVER = Path(__file__).with_name("held.py")
+LOOK_EVERY_S = 0.02
 
 
 @pytest.fixture
@@ -38,102 +41,70 @@ def namesrv(tmp_path: Path) -> Iterator[str]:
     server.kill()
 
 
-class Lake:
-    """The directory from outside: what is there says which step the driver is at."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def offsets(self) -> int:
-        return self._last("_archive/checkpoint/offsets/*")
-
-    def staged(self) -> int:
-        return self._last("_archive/staging/*/*/*", part=-3)
-
-    def planned(self) -> int:
-        return self._last("_archive/planned/*")
-
-    def moved(self) -> int:
-        return self._last("topic=*/date=*/*.parquet")
-
-    def done(self) -> int:
-        return self._last("_archive/done/*")
-
-    def committed(self) -> int:
-        return self._last("_archive/checkpoint/commits/*")
-
-    def _last(self, pattern: str, part: int = -1) -> int:
-        names = (path.parts[part] for path in self.path.glob(pattern))
-        return max((int(found[0]) for name in names if (found := re.match(r"\d+", name))), default=-1)
-
-    def numbers(self) -> list[int]:
-        """What is in the bodies, as a reader that knows nothing of Spark finds it."""
-        if self.moved() < 0:
-            return []
-        table = ds.dataset(self.path, format="parquet", partitioning="hive").to_table(columns=["body"])
-        return sorted(map(int, table.column("body").to_pylist()))
+def kept(lake: Path) -> list[int]:
+    """What is in the bodies, as a reader that knows nothing of Spark finds it."""
+    if not list(lake.glob("topic=*/date=*/*.parquet")):
+        return []
+    table = ds.dataset(lake, format="parquet", partitioning="hive").to_table(columns=["body"])
+    return sorted(map(int, table.column("body").to_pylist()))
 
 
-def driver(namesrv: str, lake: Lake, log: Path) -> subprocess.Popen[bytes]:
-    arguments = ["pipeline", "archive", TOPIC, "--to", str(lake.path), "--max-per-batch", str(BATCH), "-n", namesrv]
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "skylark", *arguments, "--master", "local[2]"],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+class Driver:
+    """The command, held when it has come to a step for so many times."""
 
+    def __init__(self, arguments: list[str], step: str, times: int, directory: Path) -> None:
+        self._log = directory / "driver.log"
+        self._file = directory / "held"
+        self._file.unlink(missing_ok=True)
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(DRIVER), step, str(times), str(self._file), *arguments, "--master", "local[2]"],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
-def kill_when(
-    process: subprocess.Popen[bytes], step: Callable[[], int], batches: int, delay_s: float, *, everything: bool
-) -> None:
-    """kill -9 when so many more batches have come to the step, and a random moment later."""
-    goal = step() + batches
-    deadline_s = time.monotonic() + DEADLINE_S
-    while step() < goal:
-        assert process.poll() is None, f"the driver ended by itself with {process.returncode}"
-        assert time.monotonic() < deadline_s, f"the driver does not come to {step.__name__}"
-        time.sleep(LOOK_EVERY_S)
-    time.sleep(delay_s)
-    if everything:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()  # the JVM notices, and may finish what it is at
-    process.wait()
+    def wait_held(self) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not self._file.exists():
+            assert self._process.poll() is None, f"it ended with {self._process.returncode}\n{self._log.read_text()}"
+            assert time.monotonic() < deadline_s, f"it does not come to the step\n{self._log.read_text()}"
+            time.sleep(LOOK_EVERY_S)
+
+    def kill(self) -> None:
+        """The JVM notices, and may finish what it is at."""
+        self._process.kill()
+        self._process.wait()
+
+    def kill_all(self) -> None:
+        """It and whatever it started, which is in its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 @pytest.mark.timeout(1200)
-def test_each_message_is_kept_once_whatever_is_killed(namesrv: str, tmp_path: Path) -> None:
-    with Producer(namesrv, group="archived") as producer:
+def test_each_message_is_kept_once_whatever_is_killed(skylark: Skylark, namesrv: str, tmp_path: Path) -> None:
+    with Producer(namesrv, group="archived", timeout_s=DEADLINE_S) as producer:
         for start in range(0, MESSAGES, 1000):
             producer.send_batch(TOPIC, [str(number).encode() for number in range(start, start + 1000)])
-    lake, log, chance = Lake(tmp_path / "lake"), tmp_path / "driver.log", random.Random(7)
-    lake.path.mkdir()
-    steps = [lake.moved, lake.done, lake.planned, lake.staged, lake.offsets, lake.committed]
-    processes = []
+    lake, chance = tmp_path / "lake", random.Random(7)
+    command = ["pipeline", "archive", TOPIC, "--to", str(lake), "--max-per-batch", str(BATCH), "-n", namesrv]
+    drivers = []
     try:
-        for kill in range(KILLS):
-            processes.append(driver(namesrv, lake, log))
-            step, batches, delay_s = steps[kill % len(steps)], chance.randint(1, 3), chance.uniform(0, 0.04)
-            try:
-                kill_when(processes[-1], step, batches, delay_s, everything=bool(kill % 2))
-            except AssertionError as e:
-                raise AssertionError(f"{e}\n{log.read_text()}") from e
-            kept = lake.numbers()
-            print(f"kill {kill + 1} at {step.__name__} + {delay_s * 1000:.0f} ms: {len(kept)} messages in the files")
-            assert len(kept) == len(set(kept)), f"doubles after a kill at {step.__name__}"
-        processes.append(driver(namesrv, lake, log))
-        assert processes[-1].wait(DEADLINE_S) == 0, log.read_text()
+        for number in range(KILLS):
+            step, times = STEPS[number % len(STEPS)], chance.randint(1, MOST)
+            drivers.append(Driver(command, step, times, tmp_path))
+            drivers[-1].wait_held()
+            (drivers[-1].kill_all if number % 2 else drivers[-1].kill)()
+            found = kept(lake)
+            print(f"kill {number + 1} at {step}: {len(found)} messages in the files")
+            assert len(found) == len(set(found)), f"doubles after a kill at {step}"
+            assert len(found) < MESSAGES, "the kill came too late to matter"
+        ran = skylark(*command)
+        assert ran.code == 0, ran.err
     finally:
-        for process in processes:
-            end(process)
-    assert lake.numbers() == list(range(MESSAGES))
-    assert not list(lake.path.glob("_archive/staging/*")), "what is done leaves nothing aside"
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """The driver and whatever it started, which is in its process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        for driver in drivers:
+            driver.kill_all()
+    assert kept(lake) == list(range(MESSAGES))
+    assert not list(lake.glob("_archive/staging/*")), "what is done leaves nothing aside"

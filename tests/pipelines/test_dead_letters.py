@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
+from patience import DEADLINE_S
 from skylark.client.message import Message
 from skylark.client.query import TOOLS_GROUP
 from skylark.client.sync import Producer, PullConsumer, PushConsumer
@@ -18,13 +19,12 @@ from skylark.pipelines.dead_letters import Report, Wanted
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.resending import Resent
 
-DEADLINE_S = 60.0
 ANY = Wanted()
 
 
 def bury(namesrv: str, group: str, topic: str, *bodies: str) -> None:
     """Has a consumer fail with each message until it is a dead letter; `a:1` has the tag a and the key 1."""
-    with Producer(namesrv, group="dead-letter-tests") as producer:
+    with Producer(namesrv, group="dead-letter-tests", timeout_s=DEADLINE_S) as producer:
         for body in bodies:
             tag, _, key = body.partition(":")
             producer.send(topic, body.encode(), tag=tag, key=["all", key], properties={"color": "red"})

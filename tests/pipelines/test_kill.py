@@ -1,4 +1,4 @@
-"""kill -9 of a Spark driver while its pipelines are in the middle of batches, and how they go on after it.
+"""kill -9 of a Spark driver while its pipelines are held in the middle of batches, and how they go on after it.
 
 Pipelines share a driver, since a start of Spark costs more than all that they do: into Parquet files and exactly once
 into a topic, both on Skylark. One kill here; with the environment variable SKYLARK_PIPELINE_KILLS=3 there are three,
@@ -9,13 +9,14 @@ by `spark/test_sink_kill.py`.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,29 +24,58 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
 from servers import Server, SkylarkServer
 
+from patience import DEADLINE_S
 from skylark.client.errors import RouteNotFound
 from skylark.client.sync import Producer
+from skylark.pipelines import spec
+from skylark.pipelines.progress import follow_all
+from skylark.pipelines.running import start
 from skylark.spark import positions
 from skylark.spark.bodies import Shape
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import read_options
 from skylark.spark.planning import ranges_between
 from skylark.spark.reading import read_ranges
+from spark.conftest import wait_until
 
 KILLS = int(os.environ.get("SKYLARK_PIPELINE_KILLS", "1"))
 MESSAGES, BATCH = 1200, 150
-DEADLINE_S = 400.0
+# Messages at which pipelines are held: in the third batch, in the seventh and in the last.
+HELD_AT = [600, 850, 890]
 SOURCE = """\
 name: {name}
 source:
   format: rocketmq
   options: {{nameServer: "{namesrv}", subscribe: {topic}, startingOffsets: earliest, maxOffsetsPerTrigger: {batch}}}
-transforms: [{{sql: select body from input}}]
+transforms: [{{sql: select body from input}}, {{python: "gate_{name}:gated"}}]
 """
 TO_FILES = "sink: {format: parquet, path: files}\n"
 TO_TOPIC = 'sink: {{format: rocketmq, options: {{nameServer: "{namesrv}", topic: {topic}_{name}, {more}}}}}\n'
+
+
+GATE = """\
+import pathlib, time
+from pyspark.sql import functions as f
+
+DIRECTORY, NAME = pathlib.Path({directory!r}), {name!r}
+
+@f.udf(returnType="binary", useArrow=False)
+def held(body):
+    number = int(body)
+    gate = DIRECTORY / f"gate-{{number}}"
+    if gate.exists():
+        (DIRECTORY / f"{{NAME}}-at-{{number}}").touch()
+        while gate.exists():
+            time.sleep(0.05)
+    return body
+
+def gated(rows):
+    return rows.select(held("body").alias("body"))
+"""
 
 
 class Target:
@@ -54,13 +84,19 @@ class Target:
     def __init__(self, directory: Path, name: str, server: Server, topic: str, sink: str, more: str = "") -> None:
         self.name = name
         self.file = directory / f"{name}.yaml"
+        self._directory = directory
         self._checkpoint = directory / "checkpoints" / name
         self._files = directory / "files"
         self._namesrv = server.namesrv_addr
         self._topic = f"{topic}_{name}" if sink == TO_TOPIC else None
         if self._topic is not None:
             sink = sink.format(namesrv=self._namesrv, topic=topic, name=name, more=more)
+        (directory / f"gate_{name}.py").write_text(GATE.format(directory=str(directory), name=name))
         self.file.write_text(SOURCE.format(name=name, namesrv=self._namesrv, topic=topic, batch=BATCH) + sink)
+
+    def is_held(self, number: int) -> bool:
+        """Whether it waits at a message: it does so while there is the file `gate-NUMBER`."""
+        return (self._directory / f"{self.name}-at-{number}").exists()
 
     @property
     def batches_begun(self) -> int:
@@ -82,7 +118,7 @@ class Target:
 
     def _in_topic(self) -> Iterator[bytes]:
         options = read_options({"nameServer": self._namesrv, "subscribe": str(self._topic)})
-        with Cluster(self._namesrv, 10.0) as cluster:
+        with Cluster(self._namesrv, DEADLINE_S) as cluster:
             try:
                 queues = positions.queues_of(cluster, options)
             except RouteNotFound:
@@ -104,7 +140,7 @@ class Driver:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
 
-    def wait_for(self, is_so: Callable[[], bool], look_every_s: float = 0.02) -> None:
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while not is_so():
             if self._process.poll() is not None:
@@ -112,7 +148,7 @@ class Driver:
                 assert "Python worker failed to connect back" in told, told
                 self._start()
             assert time.monotonic() < deadline_s, self._log.read_text()
-            time.sleep(look_every_s)
+            time.sleep(0.02)
 
     def terminate(self) -> int:
         self._process.terminate()
@@ -135,7 +171,7 @@ def driver(arguments: list[str | Path], log: Path) -> Iterator[Driver]:
 
 
 def fill(server: Server, topic: str) -> None:
-    with Producer(server.namesrv_addr, group="kill-tests") as producer:
+    with Producer(server.namesrv_addr, group="kill-tests", timeout_s=DEADLINE_S) as producer:
         for start in range(0, MESSAGES, 100):
             producer.send_batch(topic, [str(number).encode() for number in range(start, start + 100)])
 
@@ -150,29 +186,30 @@ def own(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.timeout(1200)
-def test_pipelines_go_on_after_kills(own: Server, started: Callable[[str], Server], topic: str, tmp_path: Path) -> None:
+def test_pipelines_go_on_after_kills(
+    own: Server, started: Callable[[str], Server], spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
     fill(own, topic)
-    exactly = "timeout: 30s, deliveryGuarantee: exactly-once"
+    patient = f"timeout: {DEADLINE_S:.0f}s"
     files = Target(tmp_path, "files", own, topic, TO_FILES)
-    once = Target(tmp_path, "once", own, topic, TO_TOPIC, more=exactly)
-    targets = [once, files]  # they start in this order, and all are under way when the last is
+    once = Target(tmp_path, "once", own, topic, TO_TOPIC, more=f"{patient}, deliveryGuarantee: exactly-once")
+    targets = [once, files]
     if KILLS > 1:
         apache = started("apache")
         fill(apache, topic)
-        targets.insert(1, Target(tmp_path, "repeated", apache, topic, TO_TOPIC, more="timeout: 30s"))
-    chance, log = random.Random(11), tmp_path / "driver.log"
+        targets.append(Target(tmp_path, "repeated", apache, topic, TO_TOPIC, more=patient))
     command: list[str | Path] = [Path(__file__).with_name("several.py"), *(target.file for target in targets)]
-    for _ in range(KILLS):
-        with driver(command, log) as process:
-            goal = files.batches_done + 1
-            process.wait_for(lambda goal=goal: goal <= files.batches_done < files.batches_begun)
-            time.sleep(chance.uniform(0, 0.3))
-        assert files.batches_done < MESSAGES // BATCH, "the kill came too late to matter"
-    with driver(command, log) as process:
-        process.wait_for(lambda: all(len(target.numbers()) == MESSAGES for target in targets), look_every_s=0.5)
-        assert process.terminate() == 0, log.read_text()
-    told = re.findall(r"^(\w+): [\d,]+ rows in \d+ batch", log.read_text(), re.MULTILINE)
-    assert sorted(told) == sorted(target.name for target in targets)
+    for number in HELD_AT[:KILLS]:
+        gate = tmp_path / f"gate-{number}"
+        gate.touch()
+        with driver(command, tmp_path / "driver.log") as process:
+            process.wait_for(lambda number=number: all(target.is_held(number) for target in targets))
+            assert all(target.batches_done < target.batches_begun for target in targets)
+        gate.unlink()
+    queries = [start(spec.read(target.file), spark, once=True) for target in targets]
+    names = [target.name for target in targets]
+    follow_all(queries, titles=names, console=Console(file=io.StringIO()), stop=threading.Event())
+    wait_until(lambda: all(len(target.numbers()) == MESSAGES for target in targets))  # Apache's queues follow its log
     assert set(files.numbers().values()) == {1}
     assert set(once.numbers().values()) == {1}
 

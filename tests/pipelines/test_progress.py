@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from patience import DEADLINE_S
+from skylark.client.sync import Producer
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.progress import Totals, follow, follow_all, stopped_by_signal
+from skylark.spark.source import RocketMQ
+from skylark.testing import LocalCluster
 
 
 def report(batch: int, rows: int, took_ms: int, *, end: int = 0, latest: int = 0, done: bool = True) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def test_a_signal_sets_the_event_and_the_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stopped_by_signal() as told:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert told.wait(10)
+        assert told.wait(DEADLINE_S)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -88,3 +93,41 @@ def test_a_failure_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     writer = source.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
     with pytest.raises(PipelineError, match=r"^no connection to 127\.0\.0\.1:1[^\n]*$"):
         follow(writer.start(), title="orders", console=Console(file=io.StringIO()))
+
+
+def test_a_python_process_that_spark_gave_up_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of the source never connects, as on a machine that is too busy: Spark waits 10 s for it."""
+    python, flag = tmp_path / "python", tmp_path / "never-connects"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *python_streaming_source_runner*) rm {flag} 2>/dev/null && exec sleep 15;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+
+    class Held(RocketMQ):
+        @classmethod
+        def name(cls) -> str:
+            return "held"
+
+    spark.dataSource.register(Held)
+    console = Console(file=io.StringIO(), width=200)
+
+    def begin() -> Any:
+        rows = spark.readStream.format("held").options(
+            nameServer=cluster.name_servers, subscribe="orders", startingOffsets="earliest"
+        )
+        writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(availableNow=True).start()
+
+    with LocalCluster(topics={"orders": 1}) as cluster:
+        with Producer(cluster.name_servers, group="tests") as producer:
+            producer.send("orders", b"hello")
+        flag.touch()
+        summary = follow(begin(), console=console, again=begin)
+    assert (summary.rows, summary.batches) == (1, 1)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("the query is started again") == 1

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from patience import DEADLINE_S
 from pipelines.conftest import Ran, Skylark
 from pipelines.test_dead_letters import bury, stored
 from skylark.client.message import Message
@@ -121,8 +122,8 @@ def test_the_latest_of_each_key(namesrv: str, topics: Topics, topic: str, run: R
     topics.send(topic, "cid closed", queue_id=0, key="cid", tag="closed")
     topics.send(topic, "dan 1", queue_id=0, key="dan")
     topics.send(topic, "nobody", queue_id=0)
-    with Cluster(namesrv, timeout_s=30) as cluster:
-        outbox = Outbox(cluster, "tests", 30, max_in_flight=1)
+    with Cluster(namesrv, timeout_s=DEADLINE_S) as cluster:
+        outbox = Outbox(cluster, "tests", DEADLINE_S, max_in_flight=1)
         # Apache's brokers take a message without a body in a batch only.
         for key, body in (("dan", b""), ("fay", b"fay 1")):
             outbox.put(outgoing(topic, body, {"KEYS": key}, unique_key="0" * 32, ordering_key=0))

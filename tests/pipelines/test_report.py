@@ -33,7 +33,8 @@ from skylark.pipelines.report.gathering import Asked, check, gather
 from skylark.pipelines.report.times import bucket_s, over_time
 from skylark.pipelines.span import Span
 
-BODIES = [f"m{number}" for number in range(17)] + ["again 1", "again 2", "dead"]
+AGAIN = ["again 1", "again 2"]
+BODIES = [*AGAIN, *(f"m{number}" for number in range(17)), "dead"]
 LATE = 5
 DAWN = datetime.fromtimestamp(1, UTC)
 NOW_MS = 1_700_000_000_000
@@ -51,15 +52,26 @@ class Scene(msgspec.Struct):
         return Asked(name_server=self.namesrv, topics=[self.topic], **more)  # type: ignore[arg-type]
 
 
-def fate(message: Message) -> object:
-    text = message.body.decode()
-    if text == "dead":
-        return RetryLater(-1)
-    return RetryLater(1) if text.startswith("again") and message.reconsume_times == 0 else None
+class Listener:
+    """Those that come again were sent before all others and fail after them: so they are the slowest on any machine."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self.wait = self._inbox.wait
+
+    async def __call__(self, message: Message) -> object:
+        text, is_new = message.body.decode(), message.reconsume_times == 0
+        await self._inbox(message)
+        if text == "dead":
+            return RetryLater(-1)
+        if text in AGAIN and is_new:
+            await self.wait(len(BODIES))
+            return RetryLater(1)
+        return None
 
 
 async def act(namesrv: str, topic: str, group: str) -> Scene:
-    inbox = Inbox(fate)
+    listener = Listener()
     async with Session(namesrv) as session:
         await create_topic(session, topic, 2)
         async with Producer(session=session, group="reported", trace=True) as producer:
@@ -67,10 +79,10 @@ async def act(namesrv: str, topic: str, group: str) -> Scene:
                 await producer.send(topic, body.encode(), key="hot" if number < 12 else ["cold", f"k{number}"])
                 for number, body in enumerate(BODIES)
             ]
-            consumer = PushConsumer(session=session, group=group, listener=inbox, from_where="first", trace=True)
+            consumer = PushConsumer(session=session, group=group, listener=listener, from_where="first", trace=True)
             consumer.subscribe(topic)
             async with consumer:
-                await inbox.wait(len(BODIES) + 2)
+                await listener.wait(len(BODIES) + 2)
         async with Producer(session=session, group="reported") as producer:
             for _ in range(LATE):
                 await producer.send(topic, b"late")
@@ -83,7 +95,7 @@ async def all_is_there(session: Session, scene: Scene) -> None:
     """Apache's server shows what it has stored a moment later."""
     async with QueryClient(session=session) as query:
         for body, msg_id in scene.ids.items():
-            count = 5 if body.startswith("again") else 3
+            count = 5 if body in AGAIN else 3
             await until(lambda msg_id=msg_id: query.trace(msg_id), count)
         await until(lambda: query.by_time(f"%DLQ%{scene.group}", 0), 1)
         await until(lambda: query.by_time(scene.topic, 0), len(BODIES) + LATE)
@@ -138,7 +150,7 @@ def test_latency(scene: Scene, report: Report) -> None:
         ("sent to consumed", "traces", scene.group),
     ]
     for row in report.latency:
-        assert row.p50_ms <= row.p90_ms <= row.p99_ms <= row.p999_ms <= row.max_ms < 60_000
+        assert row.p50_ms <= row.p90_ms <= row.p99_ms <= row.p999_ms <= row.max_ms < 3_600_000
     assert [row.messages for row in report.latency] == [25, 20, 19]  # the dead one was never consumed
     assert found["sent to consumed", "traces", scene.group].max_ms >= 1000, "a retry waits for a second"
     assert "latency" not in report.notes
@@ -355,7 +367,7 @@ def test_parquet_is_a_history(spark: SparkSession, small: Report, tmp_path: Path
 
 def test_without_matplotlib_it_says_what_to_install(small: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PipelineError, match=r"pip install 'skylark-mq\[report\]'"):
+    with pytest.raises(PipelineError, match=r"pip install '\.\[report\]'"):
         page.page(small)
 
 

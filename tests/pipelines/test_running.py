@@ -11,18 +11,12 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from servers import Server, SkylarkServer
 
-from skylark.client.sync import Producer
 from skylark.pipelines import spec
 from skylark.pipelines.checking import check
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.progress import Summary
 from skylark.pipelines.running import run
-
-
-def send(namesrv: str, topic: str, *bodies: str, tag: str | None = None) -> None:
-    with Producer(namesrv, group="pipeline-tests") as producer:
-        for body in bodies:
-            producer.send(topic, body.encode(), tag=tag)
+from spark.conftest import Topics, wait_for
 
 
 def declare(directory: Path, text: str) -> spec.Declared:
@@ -38,7 +32,7 @@ TO_FILES = """\
 name: upper
 source:
   format: rocketmq
-  options: {{nameServer: "{namesrv}", subscribe: {topic}, startingOffsets: earliest, timeout: 10s}}
+  options: {{nameServer: "{namesrv}", subscribe: {topic}, startingOffsets: earliest, timeout: 100s}}
 transforms:
   - sql: select cast(body as string) as text, tags from input
   - python: {module}:shout
@@ -78,14 +72,14 @@ def module(tmp_path: Path) -> str:
 
 
 def test_topic_to_files_and_on_from_there(
-    spark: SparkSession, namesrv: str, topic: str, module: str, tmp_path: Path
+    spark: SparkSession, namesrv: str, topics: Topics, topic: str, module: str, tmp_path: Path
 ) -> None:
-    send(namesrv, topic, "one", "two", tag="a")
-    send(namesrv, topic, "dropped", tag="b")
+    topics.send(topic, "one", "two", tag="a")
+    topics.send(topic, "dropped", tag="b")
     declared = declare(tmp_path, TO_FILES.format(namesrv=namesrv, topic=topic, module=module))
     summary = run_once(declared, spark)
     assert (summary.rows, summary.lag) == (3, 0)
-    send(namesrv, topic, "three", tag="b")
+    topics.send(topic, "three", tag="b")
     assert run_once(declared, spark).rows == 1
     found = {(row.text, row.tags) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
     assert found == {("ONE", "a"), ("TWO", "a"), ("THREE", "b")}
@@ -105,13 +99,14 @@ sink:
 """
 
 
-def sent_on(spark: SparkSession, namesrv: str, topic: str) -> list[tuple[str, str, str]]:
+def sent_on(spark: SparkSession, namesrv: str, topic: str, total: int) -> list[tuple[str, str, str]]:
+    wait_for(namesrv, topic, total)
     frame = spark.read.format("rocketmq").options(nameServer=namesrv, subscribe=topic).load()
     return sorted((bytes(row.body).decode(), row.tags, row["keys"]) for row in frame.collect())
 
 
 def test_topic_to_topic(
-    spark: SparkSession, server: Server, namesrv: str, topic: str, topics: Any, tmp_path: Path
+    spark: SparkSession, server: Server, namesrv: str, topic: str, topics: Topics, tmp_path: Path
 ) -> None:
     topics.create(topic, 2)
     topics.send(topic, "a", "b", "c", tag="payment", key="k")
@@ -126,11 +121,11 @@ def test_topic_to_topic(
     assert (summary.rows, summary.batches, summary.lag) == (4, 2, 0)
     topics.send(topic, "e", tag="payment", key="k")
     assert run_once(declared, spark).rows == 1
-    assert sent_on(spark, namesrv, f"{topic}_paid") == [(text, "paid", "k") for text in "ABCE"]
+    assert sent_on(spark, namesrv, f"{topic}_paid", 4) == [(text, "paid", "k") for text in "ABCE"]
 
 
 def test_topic_to_topic_by_command(
-    spark: SparkSession, skylark: Any, namesrv: str, topic: str, topics: Any, tmp_path: Path
+    spark: SparkSession, skylark: Any, namesrv: str, topic: str, topics: Topics, tmp_path: Path
 ) -> None:
     topics.create(topic)
     topics.send(topic, "a", "b", tag="payment", key="k")
@@ -139,10 +134,10 @@ def test_topic_to_topic_by_command(
     command = ("pipeline", "etl", statement, *place, "--once")
     first = skylark(*command)
     assert (first.code, first.out) == (0, ""), first.err
-    assert first.err.startswith(f"{topic}-to-{topic}_paid: 2 rows in 1 batch")
+    assert first.err.splitlines()[-1].startswith(f"{topic}-to-{topic}_paid: 2 rows in 1 batch")  # after its progress
     topics.send(topic, "c", tag="payment", key="k")
     assert skylark(*command, "--sink-option", "maxInFlight=1", "--option", "pullBatchSize=1").code == 0
-    assert sent_on(spark, namesrv, f"{topic}_paid") == [(text, "paid", "k") for text in "abc"]
+    assert sent_on(spark, namesrv, f"{topic}_paid", 3) == [(text, "paid", "k") for text in "abc"]
     wrong = skylark(*command, "--sink-option", "topik=x")
     assert (wrong.code, wrong.out) == (1, "")
     assert wrong.err.startswith("skylark: skylark pipeline etl: unknown option 'topik'; did you mean topic")
@@ -158,7 +153,7 @@ def test_a_topic_that_is_not_there(spark: SparkSession, namesrv: str, module: st
     ("old", "new", "message"),
     [
         ("subscribe: ", "subscibe: ", r":4: source\.options\.subscibe: unknown option .* did you mean subscribe"),
-        ("timeout: 10s", "timeout: soon", r":4: source\.options\.timeout: option timeout='soon': expected a number"),
+        ("timeout: 100s", "timeout: soon", r":4: source\.options\.timeout: option timeout='soon': expected a number"),
         ("cast(body", "cast(bodi", r":6: transforms\[0\]\.sql: \[UNRESOLVED_COLUMN.*`bodi`"),
         ("as text, tags from", "as text, tags form", r":6: transforms\[0\]\.sql: \[PARSE_SYNTAX_ERROR"),
         ("        tags\n", "        tax\n", r":10: transforms\[2\]\.sql: \[UNRESOLVED_COLUMN.*`tax`"),
@@ -233,7 +228,7 @@ sink:
 """
 
 
-def test_a_store_to_files(spark: SparkSession, server: Server, topic: str, topics: Any, tmp_path: Path) -> None:
+def test_a_store_to_files(spark: SparkSession, server: Server, topic: str, topics: Topics, tmp_path: Path) -> None:
     topics.create(topic)
     topics.send(topic, *(f'{{"id": {number}, "price": {number}.5}}' for number in range(4)))
     declared = declare(tmp_path, FROM_STORE.format(store=server.store, topic=topic))

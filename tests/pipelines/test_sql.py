@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from servers import Server
 
+from patience import DEADLINE_S
+
 BY_TAG = "select tags, count(*) as n, max(cast(body as string)) as last from {topic} group by tags order by tags"
 
 
@@ -74,5 +76,5 @@ def test_as_a_process(started: Callable[[str], Server]) -> None:
     server = started("skylark")
     command = [sys.executable, "-m", "skylark", "sql", "select upper('a') as a", "--csv", "-n", server.namesrv_addr]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\nA\n", "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,22 +21,15 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from patience import DEADLINE_S
 from skylark.client.sync import Producer
 from skylark.pipelines.submit import Submission, command, write_package
 from skylark.testing import LocalCluster
 
 SKYLARK = Path(sys.executable).parent / "skylark"
 SPARK_HOME = Path(pyspark.__file__).parent
-DEADLINE_S = 240.0
 STOP_S = 20.0
 POLL_S = 0.2
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_the_call(tmp_path: Path) -> None:
@@ -86,6 +79,7 @@ class Daemon:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would take a port that others may have
         }
         with self.log.open("wb") as log:
             self._child = subprocess.Popen(
@@ -97,6 +91,15 @@ class Daemon:
                 start_new_session=True,
             )
 
+    def said(self, pattern: str) -> str:
+        """What it has written to its log, as soon as it has."""
+        until_s = time.monotonic() + DEADLINE_S
+        while (found := re.search(pattern, self.log.read_text())) is None:
+            assert self._child.poll() is None, self.log.read_text()
+            assert time.monotonic() < until_s, self.log.read_text()
+            time.sleep(POLL_S)
+        return found[1]
+
     def stop(self) -> None:
         """A worker ends its executors with it; what is left after a while is killed with the session."""
         self._child.terminate()
@@ -104,32 +107,31 @@ class Daemon:
             self._child.wait(STOP_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait(STOP_S)
+        self._child.wait()
 
 
 class Standalone:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.url = f"spark://127.0.0.1:{free_port()}"
-        self._page = f"http://127.0.0.1:{free_port()}/json/"
+        self.url = self._page = ""
         self._daemons: list[Daemon] = []
 
     def start(self) -> None:
-        port, page_port = self.url.rpartition(":")[2], self._page.rpartition(":")[2].partition("/")[0]
-        listening = ("--host", "127.0.0.1")
-        self._daemons.append(
-            Daemon(self.directory, "master", "master.Master", *listening, "--port", port, "--webui-port", page_port)
-        )
-        self.wait_for("a master", lambda state: True)
+        listening = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = Daemon(self.directory, "master", "master.Master", *listening)
+        self._daemons.append(master)
+        self.url = master.said(r"Starting Spark master at (spark://\S+)")
+        page_port = master.said(r"service 'MasterUI' on port (\d+)")
+        self._page = f"http://127.0.0.1:{page_port}/json/"
         for name in ("worker-1", "worker-2"):
-            room = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.directory / name), "--webui-port", "0")
+            room = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.directory / name))
             self._daemons.append(Daemon(self.directory, name, "worker.Worker", *listening, *room, self.url))
         self.wait_for("two workers", lambda state: state["aliveworkers"] == 2)
 
     def wait_for(self, what: str, holds: Any) -> dict[str, Any]:
         until_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < until_s:
-            with contextlib.suppress(OSError), urllib.request.urlopen(self._page, timeout=5) as page:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self._page, timeout=DEADLINE_S) as page:
                 state: dict[str, Any] = json.load(page)
                 if holds(state):
                     return state
@@ -196,12 +198,16 @@ def test_a_pipeline_on_a_real_cluster(spark: SparkSession, standalone: Standalon
             "spark.driver.bindAddress": "127.0.0.1",
             # Both workers must have come before the first task, or one of them could do all the work.
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
         }
         conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
         call = [SKYLARK, "pipeline", "submit", tmp_path / "pipeline.yaml", "--master", standalone.url, "--once"]
         done = subprocess.run(
-            [*call, "--python", sys.executable, *conf], capture_output=True, text=True, timeout=600, check=False
+            [*call, "--python", sys.executable, *conf],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S * 2,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         assert "submitted: 200 rows in 1 batch" in done.stdout  # spark-submit joins what the driver writes

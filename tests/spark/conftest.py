@@ -13,7 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 from servers import Server, request
 
+from patience import DEADLINE_S
 from skylark import spark as rocketmq
+from skylark.client.errors import RouteNotFound
 from skylark.client.sync import Producer
 from skylark.spark.cluster import Cluster
 from skylark.spark.queues import Queue
@@ -45,6 +47,26 @@ def server(request: pytest.FixtureRequest, started: Callable[[str], Server]) -> 
     return started(request.param)
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def wait_for(namesrv: str, topic: str, total: int) -> None:
+    """Until so many messages of a topic can be read: Apache's queues follow its log."""
+    with Cluster(namesrv, timeout_s=DEADLINE_S) as cluster:
+
+        def arrived() -> bool:
+            try:
+                return sum(cluster.max_offsets(cluster.queues(topic)).values()) >= total
+            except RouteNotFound:
+                return False
+
+        wait_until(arrived)
+
+
 class Topics:
     """Makes, fills and deletes topics of a server."""
 
@@ -67,7 +89,7 @@ class Topics:
             "order": "false",
         }
         assert request(self._server.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)[0]["code"] == 0
-        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+        with Cluster(self._server.namesrv_addr, timeout_s=DEADLINE_S) as cluster:
             while len(cluster.queues(topic, must_exist=True)) != (total or queues):
                 time.sleep(0.05)
         return topic
@@ -82,7 +104,7 @@ class Topics:
     def send(self, topic: str, *bodies: bytes | str, queue_id: int | None = None, **options: Any) -> None:
         """Returns when the messages can be read."""
         select = None if queue_id is None else (lambda queues, arg: queues[queue_id])
-        with Producer(self._server.namesrv_addr, group="spark-tests") as producer:
+        with Producer(self._server.namesrv_addr, group="spark-tests", timeout_s=DEADLINE_S) as producer:
             receipts = [
                 producer.send(topic, body.encode() if isinstance(body, str) else body, select=select, **options)
                 for body in bodies
@@ -92,13 +114,13 @@ class Topics:
             Queue(topic, receipt.queue.broker_name, receipt.queue.queue_id): receipt.queue_offset
             for receipt in receipts
         }
-        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+        with Cluster(self._server.namesrv_addr, timeout_s=DEADLINE_S) as cluster:
             while any(offset <= ends[queue] for queue, offset in cluster.max_offsets(ends).items()):
                 time.sleep(0.02)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """queue id -> where the group stands."""
-        with Cluster(self._server.namesrv_addr, timeout_s=30) as cluster:
+        with Cluster(self._server.namesrv_addr, timeout_s=DEADLINE_S) as cluster:
             found = cluster.committed_offsets(group, cluster.queues(topic))
         return {queue.queue_id: offset for queue, offset in found.items()}
 

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from skylark.spark.bodies import format_of
 from skylark.spark.options import BadOption, read_options
+from spark.conftest import wait_until
 
 AVRO = {
     "type": "record",
@@ -53,11 +54,14 @@ def test_text(spark: SparkSession, read: Any, topics: Any, topic: str) -> None:
     topics.send(topic, "ä", "b", b"\xff")
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     assert values(read(subscribe=topic, bodyFormat="text", badRecords="drop")) == ["ä", "b"]
-    told = [row.msg for row in spark.tvf.python_worker_logs().where("logger = 'skylark.spark.bodies'").collect()]
+
+    def is_told() -> bool:
+        logs = spark.tvf.python_worker_logs().where("logger = 'skylark.spark.bodies'").collect()
+        dropped = "dropped because not text: 1 (from offset 2"
+        return any(f"queue 0 of topic {topic}" in row.msg and dropped in row.msg for row in logs)
+
+    wait_until(is_told)  # Spark passes a worker's log on by itself
     spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
-    assert any(
-        f"queue 0 of topic {topic}" in line and "dropped because not text: 1 (from offset 2" in line for line in told
-    )
     with pytest.raises(PySparkException, match=rf"queue 0 of topic {topic} .* offset 2 is not text: .*badRecords=drop"):
         read(subscribe=topic, bodyFormat="text").collect()
 

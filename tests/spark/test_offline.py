@@ -12,7 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.worker import lookup_data_sources
 from servers import Server
 
+from patience import DEADLINE_S
 from skylark.client.sync import Producer
+from spark.conftest import wait_for
 
 
 def read(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
@@ -24,7 +26,7 @@ def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def test_a_store_holds_what_its_broker_gives(spark: SparkSession, server: Server, topic: str) -> None:
-    with Producer(server.namesrv_addr, group="spark-tests") as producer:
+    with Producer(server.namesrv_addr, group="spark-tests", timeout_s=DEADLINE_S) as producer:
         for number in range(300):
             name = f"{topic}_{number % 3}"
             properties = {"n": str(number)} if number % 2 else {}
@@ -32,6 +34,8 @@ def test_a_store_holds_what_its_broker_gives(spark: SparkSession, server: Server
                 name, b"x" * (number + 1), tag="red" if number % 5 else None, key=f"k{number}", properties=properties
             )
         producer.send(f"{topic}_0", b"zeros" * 5000)  # large enough to be compressed
+    for number, total in enumerate((101, 100, 100)):
+        wait_for(server.namesrv_addr, f"{topic}_{number}", total)
     online = (
         spark.read.format("rocketmq").options(nameServer=server.namesrv_addr, subscribePattern=f"{topic}_.*").load()
     )
@@ -62,7 +66,7 @@ def test_a_store_holds_what_its_broker_gives(spark: SparkSession, server: Server
 
 
 def test_delayed_messages_are_in_their_topic_once(spark: SparkSession, server: Server, topic: str) -> None:
-    with Producer(server.namesrv_addr, group="spark-tests") as producer:
+    with Producer(server.namesrv_addr, group="spark-tests", timeout_s=DEADLINE_S) as producer:
         producer.send(topic, b"now")
         producer.send(topic, b"in two hours", delay_level=18)
     assert [bytes(row.body) for row in read(spark, server.store, topics=topic).collect()] == [b"now"]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from servers import Process, Server, free_port
 
+from patience import DEADLINE_S
 from skylark.client.sync import Producer
-from spark.test_source import DEADLINE_S, running
+from spark.conftest import wait_until
+from spark.test_source import running
 
-TIMEOUT_S = 4
+SILENT_S = 6  # as long as a stream waits for an answer that does not come
 
 
 class SecondBroker:
@@ -55,7 +56,7 @@ def second(tmp_path: Path, server: Server) -> Iterator[SecondBroker]:
 
 
 def send(namesrv: str, topic: str, body: str, *, to_second: bool) -> None:
-    with Producer(namesrv, group="spark-tests") as producer:
+    with Producer(namesrv, group="spark-tests", timeout_s=DEADLINE_S) as producer:
 
         def pick(queues: Any, _: Any) -> Any:
             return next(queue for queue in queues if (queue.broker_name == SecondBroker.name) == to_second)
@@ -67,17 +68,17 @@ def test_one_of_two_brokers(
     spark: SparkSession, server: Server, topics: Any, topic: str, second: SecondBroker, tmp_path: Path
 ) -> None:
     namesrv = server.namesrv_addr
-    frame = spark.readStream.format("rocketmq").options(nameServer=namesrv, subscribe=topic, timeout=f"{TIMEOUT_S}s")
-    topics.create(topic)
 
-    with running(frame.load(), tmp_path / "checkpoint") as batches:
+    def frame(timeout_s: float) -> DataFrame:
+        options = {"nameServer": namesrv, "subscribe": topic, "timeout": f"{timeout_s:.0f}s"}
+        return spark.readStream.format("rocketmq").options(**options).load()
+
+    topics.create(topic)
+    with running(frame(DEADLINE_S), tmp_path / "checkpoint") as batches:
 
         def arrives(body: str, *, to_second: bool = False) -> None:
             send(namesrv, topic, body, to_second=to_second)
-            deadline_s = time.monotonic() + DEADLINE_S
-            while body not in batches.all:
-                assert time.monotonic() < deadline_s
-                batches.query.processAllAvailable()
+            wait_until(lambda: batches.query.processAllAvailable() or body in batches.all)
 
         arrives("a")
         process = second.start()
@@ -87,12 +88,14 @@ def test_one_of_two_brokers(
         arrives("c, while it is gone")
         process = second.start()
         arrives("d, of the one that is back", to_second=True)
+        before = batches.all
 
+    with running(frame(SILENT_S), tmp_path / "checkpoint") as batches:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(PySparkException, match=f"{second.broker_addr} did not answer within"):
             batches.query.awaitTermination(DEADLINE_S)
-        before = batches.all
     os.kill(process.pid, signal.SIGCONT)
     send(namesrv, topic, "e, after a restart of the query", to_second=True)
-    with running(frame.load(), tmp_path / "checkpoint") as batches:
+    with running(frame(DEADLINE_S), tmp_path / "checkpoint") as batches:
+        wait_until(lambda: batches.query.processAllAvailable() or bool(batches.all))
         assert [text[0] for text in sorted(before + batches.all)] == list("abcde")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
-from servers import SERVERS, Server, SkylarkServer, free_port
+from servers import SERVERS, Server, SkylarkServer
 
+from patience import DEADLINE_S
 from skylark.client.choosing import select_by_hash
-from skylark.client.errors import NotReachable, RouteNotFound
+from skylark.client.errors import NotReachable
 from skylark.client.message import MessageQueue
 from skylark.client.routes import TopicRoute
 from skylark.client.sync import Producer
@@ -31,18 +34,20 @@ from skylark.spark.planning import ranges_between
 from skylark.spark.reading import read_ranges
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import Delivery, Sent
-from spark.conftest import Topics
-
-DEADLINE_S = 30.0
+from spark.conftest import Topics, wait_for
 
 
-def send(namesrv: str, topic: str, texts: Iterable[str], tag: str | None = None) -> None:
-    with Producer(namesrv, group="spark-tests") as producer:
+def send(namesrv: str, topic: str, *texts: str, tag: str | None = None) -> None:
+    """To a topic that is new. Returns when the messages can be read."""
+    with Producer(namesrv, group="spark-tests", timeout_s=DEADLINE_S) as producer:
         for text in texts:
             producer.send(topic, text.encode(), tag=tag, key=f"key-{text}", properties={"n": text})
+    wait_for(namesrv, topic, len(texts))
 
 
-def read(spark: SparkSession, namesrv: str, topic: str) -> DataFrame:
+def read(spark: SparkSession, namesrv: str, topic: str, total: int) -> DataFrame:
+    """All messages of a topic, as soon as there are so many."""
+    wait_for(namesrv, topic, total)
     return spark.read.format("rocketmq").options(nameServer=namesrv, subscribe=topic).load()
 
 
@@ -59,19 +64,12 @@ def count(namesrv: str, topic: str) -> int:
         return sum(cluster.max_offsets(cluster.queues(topic)).values())
 
 
-def wait_for(namesrv: str, topic: str, total: int) -> None:
-    """Until so many messages are there."""
-    with Cluster(namesrv, DEADLINE_S) as cluster:
-
-        def arrived() -> None:
-            try:
-                found = sum(cluster.max_offsets(cluster.queues(topic)).values())
-            except RouteNotFound:
-                found = 0
-            if found < total:
-                raise ConnectionError(f"{found} of {total} messages are in topic {topic}")
-
-        cluster.retrying(arrived)
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that is taken, so that nobody can come to listen there."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
 # Batches.
@@ -86,7 +84,7 @@ def test_every_column_arrives(spark: SparkSession, namesrv: str, topic: str) -> 
         F.create_map(F.lit("n"), F.col("id").cast("string"), F.lit("UNIQ_KEY"), F.lit("x")).alias("properties"),
     )
     write(frame, namesrv)
-    rows = {int(row.body): row for row in read(spark, namesrv, topic).collect()}
+    rows = {int(row.body): row for row in read(spark, namesrv, topic, 3000).collect()}
     assert sorted(rows) == list(range(3000))
     assert len({row.queueId for row in rows.values()}) == 4
     assert len({row.msgId for row in rows.values()}) == 3000
@@ -95,7 +93,7 @@ def test_every_column_arrives(spark: SparkSession, namesrv: str, topic: str) -> 
 
 def test_the_option_names_the_topic(spark: SparkSession, namesrv: str, topic: str) -> None:
     write(spark.sql("select binary('a') as body, 'elsewhere' as topic"), namesrv, topic=topic)
-    assert bodies(read(spark, namesrv, topic)) == ["a"]
+    assert bodies(read(spark, namesrv, topic, 1)) == ["a"]
 
 
 def test_rows_of_one_key_stay_in_order(spark: SparkSession, namesrv: str, topic: str) -> None:
@@ -104,7 +102,7 @@ def test_rows_of_one_key_stay_in_order(spark: SparkSession, namesrv: str, topic:
     write(frame, namesrv, topic=topic)
     with Cluster(namesrv, DEADLINE_S) as cluster:
         queues = cluster.route(topic).write_queues
-    rows = read(spark, namesrv, topic).where("body != 'first'").orderBy("queueId", "offset").collect()
+    rows = read(spark, namesrv, topic, 2001).where("body != 'first'").orderBy("queueId", "offset").collect()
     for key in range(7):
         of_key = [row for row in rows if int(row.body) % 7 == key]
         assert [int(row.body) for row in of_key] == list(range(key, 2000, 7))
@@ -112,24 +110,20 @@ def test_rows_of_one_key_stay_in_order(spark: SparkSession, namesrv: str, topic:
 
 
 def test_delayed_rows_come_later(spark: SparkSession, namesrv: str, topic: str) -> None:
-    write(
-        spark.sql(
-            "select 'later' as body, timestampadd(SECOND, 2, now()) as delay union all "
-            "select 'now', null union all select 'soon', timestampadd(SECOND, 1, now())"
-        ),
-        namesrv,
-        topic=topic,
-    )
-    wait_for(namesrv, topic, 3)
-    rows = {bytes(row.body): row for row in read(spark, namesrv, topic).collect()}
-    assert rows[b"now"].storeTimestamp < rows[b"soon"].storeTimestamp < rows[b"later"].storeTimestamp
+    now = datetime.now(UTC).replace(microsecond=0)
+    due = {"later": now + timedelta(seconds=3), "now": None, "soon": now + timedelta(seconds=2)}
+    write(spark.createDataFrame(list(due.items()), "body string, delay timestamp"), namesrv, topic=topic)
+    rows = {bytes(row.body).decode(): row for row in read(spark, namesrv, topic, 3).collect()}
+    assert rows.keys() == due.keys()
+    for body in ("soon", "later"):
+        assert rows[body].storeTimestamp.replace(tzinfo=UTC) >= due[body]
 
 
 def test_a_copy_of_a_topic(spark: SparkSession, namesrv: str, topic: str) -> None:
     """What was read can be written: the system's own properties are left behind."""
-    send(namesrv, topic, ["a", "b"], tag="red")
-    write(read(spark, namesrv, topic).select("body", "properties"), namesrv, topic=topic + "_copy")
-    rows = read(spark, namesrv, topic + "_copy").collect()
+    send(namesrv, topic, "a", "b", tag="red")
+    write(read(spark, namesrv, topic, 2).select("body", "properties"), namesrv, topic=topic + "_copy")
+    rows = read(spark, namesrv, topic + "_copy", 2).collect()
     assert sorted((bytes(row.body), row.tags, row["keys"], row.properties["n"]) for row in rows) == [
         (b"a", "red", "key-a", "a"),
         (b"b", "red", "key-b", "b"),
@@ -160,10 +154,9 @@ def test_a_topic_is_not_overwritten(spark: SparkSession, namesrv: str, topic: st
         writing.options(nameServer=namesrv, topic=topic).save()
 
 
-def test_nobody_there(spark: SparkSession) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(Exception, match=f"no connection to {address}"):
-        write(spark.sql("select 'a' as body"), address, topic="t", timeout="1s")
+def test_nobody_there(spark: SparkSession, nobody: str) -> None:
+    with pytest.raises(Exception, match=f"no connection to {nobody}"):
+        write(spark.sql("select 'a' as body"), nobody, topic="t", timeout="1s")
 
 
 # Streams.
@@ -186,24 +179,25 @@ def copy_stream(spark: SparkSession, namesrv: str, source: str, target: str, at:
 
 
 def test_a_stream(spark: SparkSession, namesrv: str, topic: str, tmp_path: Path) -> None:
-    send(namesrv, topic, map(str, range(120)))
+    send(namesrv, topic, *map(str, range(120)))
     copy_stream(spark, namesrv, topic, topic + "_copy", tmp_path)
-    send(namesrv, topic, ["120"])
+    send(namesrv, topic, "120")
+    wait_for(namesrv, topic, 121)
     copy_stream(spark, namesrv, topic, topic + "_copy", tmp_path)
-    assert bodies(read(spark, namesrv, topic + "_copy")) == sorted(map(str, range(121)))
+    assert bodies(read(spark, namesrv, topic + "_copy", 121)) == sorted(map(str, range(121)))
 
 
 def test_exactly_once_is_for_skylark(
     spark: SparkSession, server: Server, namesrv: str, topic: str, tmp_path: Path
 ) -> None:
-    send(namesrv, topic, map(str, range(120)))
+    send(namesrv, topic, *map(str, range(120)))
     if isinstance(server, SkylarkServer):
         copy_stream(spark, namesrv, topic, topic + "_copy", tmp_path, deliveryGuarantee="exactly-once")
-        assert bodies(read(spark, namesrv, topic + "_copy")) == sorted(map(str, range(120)))
+        assert bodies(read(spark, namesrv, topic + "_copy", 120)) == sorted(map(str, range(120)))
         frame = spark.range(10).selectExpr("string(id) as body")
         for _ in range(2):
             write(frame, namesrv, topic=topic + "_b", deliveryGuarantee="exactly-once", writeId=topic)
-        assert bodies(read(spark, namesrv, topic + "_b")) == [str(n) for n in range(10)]
+        assert bodies(read(spark, namesrv, topic + "_b", 10)) == [str(n) for n in range(10)]
     else:
         with pytest.raises(Exception, match="is not a Skylark broker but V5_5_0"):
             copy_stream(spark, namesrv, topic, topic + "_copy", tmp_path, deliveryGuarantee="exactly-once")
@@ -228,7 +222,7 @@ class Write:
     """One batch of a query with two tasks."""
 
     def __init__(self, namesrv: str, topic: str, guarantee: str = "exactly-once") -> None:
-        given = {"nameServer": namesrv, "topic": topic, "deliveryGuarantee": guarantee, "timeout": "5s"}
+        given = {"nameServer": namesrv, "topic": topic, "deliveryGuarantee": guarantee, "timeout": f"{DEADLINE_S:.0f}s"}
         self.options = write_options(given)
         self.delivery = Delivery(self.options, StructType().add("body", StringType()))
         self.query = uuid.uuid4().hex
@@ -238,7 +232,7 @@ class Write:
 
     def decide_only(self, sent: list[Sent]) -> None:
         """What a driver does that dies right after the decision."""
-        with Cluster(self.options.name_server, 5.0) as cluster:
+        with Cluster(self.options.name_server, DEADLINE_S) as cluster:
             places = [part for task in sent for part in task.places]
             found = self.ledger(cluster).decide(self.query, 4, [task.attempt for task in sent], places)
             assert found.manifest is not None
@@ -251,7 +245,7 @@ def test_a_task_that_is_run_again_sends_the_same_keys(skylark: str, topic: str) 
     work = Write(skylark, topic, "at-least-once")
     work.run_tasks()
     work.run_tasks()
-    with Cluster(skylark, 5.0) as cluster:
+    with Cluster(skylark, DEADLINE_S) as cluster:
         assert sum(cluster.max_offsets(cluster.queues(topic)).values()) == 8
     keys = Counter(read_keys(skylark, topic))
     assert set(keys.values()) == {2}
@@ -260,7 +254,7 @@ def test_a_task_that_is_run_again_sends_the_same_keys(skylark: str, topic: str) 
 
 def read_keys(namesrv: str, topic: str) -> list[str]:
     options = read_options({"nameServer": namesrv, "subscribe": topic})
-    with Cluster(namesrv, 5.0) as cluster:
+    with Cluster(namesrv, DEADLINE_S) as cluster:
         queues = positions.queues_of(cluster, options)
         ranges = ranges_between(cluster.min_offsets(queues), cluster.max_offsets(queues))
     found: list[str] = []
@@ -342,7 +336,7 @@ def test_what_the_broker_gave_up_is_committed_all_the_same(tmp_path: Path, topic
 
 
 def test_a_ledger_has_one_queue(skylark: str, topic: str) -> None:
-    send(skylark, topic, ["a"])
+    send(skylark, topic, "a")
     given = {"nameServer": skylark, "topic": topic, "deliveryGuarantee": "exactly-once", "ledgerTopic": topic}
     with pytest.raises(BadOption, match="the topic has 4 queues, and a ledger has exactly one"):
         Delivery(write_options(given), StructType().add("body", StringType()))
@@ -351,9 +345,9 @@ def test_a_ledger_has_one_queue(skylark: str, topic: str) -> None:
 class Halfway(Cluster):
     """A cluster one of whose two brokers is down."""
 
-    def __init__(self, namesrv: str, *, is_all_down: bool = False) -> None:
-        super().__init__(namesrv, 1.0)
-        self.dead = f"127.0.0.1:{free_port()}"
+    def __init__(self, namesrv: str, dead: str, *, is_all_down: bool = False) -> None:
+        super().__init__(namesrv, DEADLINE_S)
+        self.dead = dead
         self.is_all_down = is_all_down
 
     def route(self, topic: str, *, refresh: bool = False) -> TopicRoute:
@@ -401,20 +395,20 @@ def test_nothing_overtakes_within_a_key(
         assert [number for number in found if number % 7 == key] == list(range(key, 2000, 7))
 
 
-def test_another_broker_takes_over(skylark: str, topic: str) -> None:
-    send(skylark, topic, ["a"])
-    with Halfway(skylark) as cluster:
-        outbox = Outbox(cluster, "spark", 5.0, max_in_flight=2)
+def test_another_broker_takes_over(skylark: str, topic: str, nobody: str) -> None:
+    send(skylark, topic, "a")
+    with Halfway(skylark, nobody) as cluster:
+        outbox = Outbox(cluster, "spark", DEADLINE_S, max_in_flight=2)
         for message in messages(topic, 1000):
             outbox.put(message)
         outbox.flush()
     assert count(skylark, topic) == 1001
 
 
-def test_a_broker_that_is_down_is_named(skylark: str, topic: str) -> None:
-    send(skylark, topic, ["a"])
-    with Halfway(skylark, is_all_down=True) as cluster:
+def test_a_broker_that_is_down_is_named(skylark: str, topic: str, nobody: str) -> None:
+    send(skylark, topic, "a")
+    with Halfway(skylark, nobody, is_all_down=True) as cluster:
         outbox = Outbox(cluster, "spark", 1.0, max_in_flight=2)
         outbox.put(messages(topic, 1)[0])
-        with pytest.raises(NotReachable, match=f"topic {topic}: no connection to {cluster.dead}"):
+        with pytest.raises(NotReachable, match=f"topic {topic}: no connection to {nobody}"):
             outbox.flush()

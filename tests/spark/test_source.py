@@ -18,7 +18,8 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.worker import lookup_data_sources
 from servers import Server
 
-DEADLINE_S = 60.0
+from patience import DEADLINE_S
+from spark.conftest import wait_until
 
 
 @pytest.fixture
@@ -71,13 +72,6 @@ def running(frame: DataFrame, checkpoint: Path) -> Iterator[Batches]:
         batches.query.stop()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def refused(said: str) -> Any:
     return pytest.raises(PySparkException, match=said)
 
@@ -127,7 +121,7 @@ def test_topics_by_list_by_pattern_and_by_queue(read: Any, topics: Any, topic: s
 def test_where_a_batch_begins_and_ends(read: Any, topics: Any, topic: str, group: str) -> None:
     topics.create(topic, 2)
     topics.send(topic, "a", "b", "c", queue_id=0)
-    time.sleep(0.005)
+    time.sleep(0.005)  # so that their times of storage differ
     topics.send(topic, "x", "y", queue_id=1)
     rows = {bytes(row.body).decode(): row for row in read(subscribe=topic).collect()}
     broker = rows["a"].broker
@@ -298,8 +292,8 @@ def test_a_topic_that_was_made_again_has_lost_messages(stream: Any, topics: Any,
     options = {"subscribe": topic, "startingOffsets": "earliest"}
     assert run(stream(**options), tmp_path).all == ["a", "b", "c"]
     topics.delete(topic)
-    with refused(f"topic '{topic}' does not exist at name server .*tried for 1 s"):
-        run(stream(**options, timeout="1s"), tmp_path)
+    with refused(f"topic '{topic}' does not exist at name server .*tried for 3 s"):
+        run(stream(**options, timeout="3s"), tmp_path)
     topics.create(topic)
     topics.send(topic, "x")
     with refused("it was read up to offset 3 but ends at 1: the topic was deleted .*failOnDataLoss=false"):
@@ -311,7 +305,7 @@ def test_a_stream_outlives_a_restart_of_the_server(
     stream: Any, topics: Any, topic: str, server: Server, tmp_path: Path
 ) -> None:
     topics.create(topic)
-    with running(stream(subscribe=topic, timeout="120s"), tmp_path) as batches:  # Java starts slowly on a busy machine
+    with running(stream(subscribe=topic, timeout=f"{DEADLINE_S:.0f}s"), tmp_path) as batches:
         topics.send(topic, "a")
         batches.query.processAllAvailable()
         server.stop()

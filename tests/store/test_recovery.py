@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,32 @@ def test_a_torn_tail_at_every_byte_of_the_last_record(tmp_path: Path) -> None:
             fill(store, 1, size=20)
             assert len(drain(store)) == 13 + survived
         shutil.rmtree(case)
+
+
+def test_an_unclean_stop_and_what_it_cost_are_told_to_whoever_runs_the_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 3, size=20)
+        last = store.append(a_message(b"the last", KEYS="last"), START_MS)
+        root = crash(store, tmp_path / "b")
+    with small_store(tmp_path / "a"):
+        assert not caplog.records  # a clean stop is nothing to warn about
+    with small_store(root):
+        (told,) = caplog.messages
+        assert re.search(
+            r"b: opened in \d+\.\d s after an unclean stop: log from 0 to \d+, 1 queues; "
+            r"4 records checked from 0 on, all whole$",
+            told,
+        )
+        shutil.copytree(root, tmp_path / "c")
+    with (tmp_path / "c" / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(last.log_offset + last.size_bytes - 4)
+        file.write(bytes(4))
+    caplog.clear()
+    with small_store(tmp_path / "c"):
+        (told,) = caplog.messages
+        assert told.endswith(f"3 records checked from 0 on, {last.size_bytes} bytes of an incomplete one cut off")
 
 
 @pytest.mark.parametrize("flipped", [0, 5, 10, 12, 21, 30, 90])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -403,6 +404,32 @@ def test_a_full_disk_refuses_before_anything_is_written(tmp_path: Path, monkeypa
         assert bodies(store) == expected_bodies(stored + 30)
     with small_store(tmp_path) as store:
         assert bodies(store) == expected_bodies(stored + 30)
+
+
+def test_a_full_disk_is_told_when_it_begins_and_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FullDisk(monkeypatch)
+    with small_store(tmp_path) as store:
+        disk.left = 0
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                fill(store, 1)
+        (told,) = caplog.messages
+        assert told.startswith("no messages are taken: cannot reserve space in ")
+        assert told.endswith(": No space left on device")
+        disk.left = 1 << 30
+        fill(store, 30)
+        assert caplog.messages == [told, f"there is space in {tmp_path}: messages are taken again"]
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Usage = type(shutil.disk_usage(tmp_path))  # the compiled store takes nothing else
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(4096, 3072, 1024))
+    with small_store(tmp_path):
+        assert caplog.messages == [f"{tmp_path}/commitlog: 1 KiB are free, messages may be refused below 2 KiB"]
 
 
 def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

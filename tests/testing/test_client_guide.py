@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skylark import OutgoingMessage
 from skylark.client.sync import Producer
 from skylark.testing import LocalCluster
 
@@ -21,6 +22,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 def cluster() -> Iterator[LocalCluster]:
     settings = {"recallMessageEnable": "true"}
     with LocalCluster(topics={"orders": 4, "metrics": 1}, settings=settings) as cluster:
+        # For consumers that begin at the start, and take several at once.
+        with Producer(cluster.name_servers, group="feeders") as producer:
+            producer.send_batch("orders", [OutgoingMessage(b"an order", tag="new")] * 16)
         yield cluster
 
 

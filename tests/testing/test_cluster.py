@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import socket
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from skylark.net.pool import Pool
+from skylark.net.pool import Pool, split_address
 from skylark.testing import LocalCluster, cluster
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -21,7 +23,7 @@ async def route(name_servers: str, topic: str) -> TopicRouteData | None:
     pool = Pool()
     try:
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        answer = await pool.request(name_servers, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), 10.0)
+        answer = await pool.request(name_servers, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), 60.0)
     finally:
         pool.close()
     return decode_body(TopicRouteData, answer.body) if answer.code == ResponseCode.SUCCESS else None
@@ -67,6 +69,19 @@ def test_a_broker_goes_and_comes_back_where_it_was() -> None:
             assert found.queue_datas[0].write_queue_nums == 2
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
+def test_nobody_gets_the_port_of_a_stopped_broker() -> None:
+    with LocalCluster() as local:
+        local.run(local.broker.stop)
+        host, port = split_address(local.broker.address)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port))
+        local.run(local.broker.start)
+        socket.create_connection((host, port)).close()
 
 
 def test_blocking_code_has_it_in_a_thread(temporary: Path) -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from drivers import Session, bodies
 
-from client.inbox import Inbox
-from client.plain import create_topic
+from client.inbox import DEADLINE_S, Inbox
+from client.plain import create_topic, until_readable
 from skylark.client.errors import BrokerError
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.producer import Producer
@@ -16,7 +16,6 @@ from skylark.client.pull_consumer import PullConsumer, PullStatus
 from skylark.client.push_consumer import PushConsumer
 from skylark.wire.codes import ResponseCode
 
-DEADLINE_S = 30.0
 SQL = "price >= 3 AND region STARTSWITH 'eu'"
 
 
@@ -66,9 +65,8 @@ def test_pulls_by_expression(namesrv: str, topic: str, group: str) -> None:
             (queue,) = await create_topic(producer.session, topic, 1)
             wanted = await send_prices(producer, topic)
             async with PullConsumer(group=group, session=producer.session) as consumer:
-                pulled = await consumer.pull(queue, 0, sql=SQL, wait_s=10)
-                while not pulled.messages:
-                    pulled = await consumer.pull(queue, 0, sql=SQL, wait_s=10)
+                await until_readable(producer.session, queue, 6)
+                pulled = await consumer.pull(queue, 0, sql=SQL)
                 assert [message.body for message in pulled.messages] == wanted
                 nothing = await consumer.pull(queue, 0, sql="price IS NULL")
                 assert (nothing.status, nothing.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 6)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from client.inbox import DEADLINE_S
 from client.plain import create_topic
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.producer import Producer
-
-DEADLINE_S = 60.0
 
 
 async def take(consumer: LitePullConsumer, count: int) -> list[bytes]:
@@ -53,6 +52,7 @@ def test_members_share_the_queues(namesrv: str, topic: str, group: str) -> None:
             one.subscribe(topic)
             two.subscribe(topic)
             async with one:
+                await until_it_owns(one, 4)
                 assert one.assignment() == queues
                 async with two:
                     await until_it_owns(one, 2)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client.inbox import DEADLINE_S
 from client.plain import create_topic
 from skylark.client.errors import BrokerError, NotReachable, RocketMQError
 from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, SendStatus
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from drivers import Session as JavaSession
 
     from client.both.conftest import SecondBroker
-
-DEADLINE_S = 30.0
 
 
 async def view(producer: Producer, receipt: Receipt) -> Message:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from client.plain import create_topic
+from client.inbox import DEADLINE_S
+from client.plain import create_topic, until_readable
 from skylark.client.producer import Producer
 from skylark.client.pull_consumer import PullConsumer, PullStatus
-
-DEADLINE_S = 30.0
 
 
 def test_messages_come_by_queue_and_offset(namesrv: str, topic: str, group: str) -> None:
@@ -21,10 +20,11 @@ def test_messages_come_by_queue_and_offset(namesrv: str, topic: str, group: str)
                 for number in range(5):
                     tag = "even" if number % 2 == 0 else "odd"
                     await producer.send(topic, b"%d" % number, tag=tag, queue=queue)
-                pulled = await consumer.pull(queue, 0, 3, wait_s=10)
+                await until_readable(producer.session, queue, 5)
+                pulled = await consumer.pull(queue, 0, 3)
                 assert [message.body for message in pulled.messages] == [b"0", b"1", b"2"]
                 assert (pulled.status, pulled.next_offset) == (PullStatus.FOUND, 3)
-                pulled = await consumer.pull(queue, 3, wait_s=10)
+                pulled = await consumer.pull(queue, 3)
                 assert [message.body for message in pulled.messages] == [b"3", b"4"]
                 pulled = await consumer.pull(queue, 0, tag="odd")
                 assert [message.body for message in pulled.messages] == [b"1", b"3"]
@@ -46,7 +46,8 @@ def test_places_by_offset_and_time(namesrv: str, topic: str, group: str) -> None
             async with PullConsumer(group=group, session=producer.session) as consumer:
                 for body in (b"a", b"b"):
                     await producer.send(topic, body, queue=queue)
-                first = (await consumer.pull(queue, 0, wait_s=10)).messages[0]
+                await until_readable(producer.session, queue, 2)
+                first = (await consumer.pull(queue, 0)).messages[0]
                 assert (await consumer.min_offset(queue), await consumer.max_offset(queue)) == (0, 2)
                 assert await consumer.offset_for_time(queue, first.store_timestamp_ms) == 0
                 assert await consumer.offset_for_time(queue, first.stored_at - timedelta(hours=1)) == 0

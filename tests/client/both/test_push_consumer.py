@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from client.inbox import Inbox, eventually, numbered
+from client.inbox import DEADLINE_S, Inbox, eventually, numbered
 from client.plain import create_topic, send
 from skylark.client import allocate
 from skylark.client.errors import BrokerError
@@ -69,8 +69,10 @@ def test_members_share_the_messages(
                 )
                 for _ in range(3)
             ]
-            await eventually(lambda: sum(len(owned(each, topic)) for each in members) == 8)
-            await eventually(lambda: set().union(*(owned(each, topic) for each in members)) == set(queues))
+            ids = sorted((each.client_id for each in members), key=allocate.java_order)
+            for each in members:
+                share = set(strategy(each.client_id, queues, ids))
+                await eventually(lambda each=each, share=share: owned(each, topic) == share)
             await fill(session, queues, numbered(80))
             await inbox.wait(80)
             assert sorted(inbox.bodies) == sorted(numbered(80))
@@ -237,7 +239,7 @@ def test_a_batch_may_be_acknowledged_in_part(namesrv: str, topic: str, group: st
 
 
 def test_plain_functions_run_in_threads(namesrv: str, topic: str, group: str) -> None:
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=DEADLINE_S)
     got: list[bytes] = []
 
     def listen(message: Message) -> None:
@@ -326,7 +328,7 @@ def test_an_operator_moves_a_group_back(namesrv: str, topic: str, group: str) ->
                 await consumer.commit()
                 fields = {"topic": topic, "group": group, "timestamp": "0", "isForce": "true"}
                 answer = await session.ask_broker(
-                    queues[0].broker_name, Frame(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), 10
+                    queues[0].broker_name, Frame(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)
                 )
                 assert answer.code == 0, answer.remark
                 # The broker tells it with the next pull, so the waiting ones are woken.
@@ -352,14 +354,14 @@ def test_operators_ask_a_consumer_through_its_broker(namesrv: str, topic: str, g
                 await inbox.wait(1)
                 who = {"consumerGroup": group, "clientId": consumer.client_id}
                 broker = queues[0].broker_name
-                info = await session.ask_broker(broker, Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, who), 10)
+                info = await session.ask_broker(broker, Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, who))
                 assert info.code == 0, info.remark
                 told = fastjson.loads(info.body)
                 assert {each["topic"] for each in told["subscriptionSet"]} >= {topic}
                 assert len([queue for queue in told["mqTable"] if queue["topic"] == topic]) == 2
                 assert told["properties"]["PROP_CONSUMEORDERLY"] == str(orderly).lower()
                 directly = who | {"msgId": receipt.offset_msg_id, "brokerName": broker, "topic": topic}
-                taken = await session.ask_broker(broker, Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, directly), 10)
+                taken = await session.ask_broker(broker, Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, directly))
                 assert taken.code == 0, taken.remark
                 result = fastjson.loads(taken.body)
                 assert (result["consumeResult"], result["order"]) == ("CR_SUCCESS", orderly)
@@ -433,7 +435,7 @@ def test_a_broker_goes_away_and_comes_back(namesrv: str, second_broker: SecondBr
             assert len(queues) == 2 * len(lasting) == 4
 
             async def route_is(wanted: set[MessageQueue]) -> None:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(DEADLINE_S):
                     while set((await session.routes.get(topic, refresh=True)).read_queues) != wanted:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 

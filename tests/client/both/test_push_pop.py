@@ -12,6 +12,7 @@ import pytest
 
 from client.inbox import Inbox, eventually, numbered
 from client.plain import create_topic, send
+from skylark.client import popping
 from skylark.client.errors import InvalidMessage
 from skylark.client.listening import RetryLater, Suspend
 from skylark.client.message import Message, MessageQueue
@@ -72,22 +73,32 @@ def test_a_refused_message_comes_again_and_then_is_a_dead_letter(namesrv: str, t
     asyncio.run(main())
 
 
-def test_a_long_listener_keeps_its_message(namesrv: str, topic: str, group: str) -> None:
+def test_a_long_listener_keeps_its_message(
+    namesrv: str, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[bytes] = []
+    extended: list[int] = []
+    change_invisible = popping.change_invisible
+
+    async def extend(session: Session, group: str, message: Message, invisible_ms: int, **options: Any) -> None:
+        await change_invisible(session, group, message, invisible_ms, **options)
+        extended.append(invisible_ms)
 
     async def slow(message: Message) -> None:
         started.append(message.body)
-        await asyncio.sleep(5)
+        # Each time when half of its time is over: by the third, the message would have come again.
+        await eventually(lambda: len(extended) == 3)
 
     async def main() -> None:
         inbox = Inbox()
         async with Session(namesrv) as session:
             [queue] = await create_topic(session, topic, 1)
             await send(session, queue, b"long")
-            async with popper(namesrv, group, topic, slow, invisible_s=2):
+            monkeypatch.setattr(popping, "change_invisible", extend)
+            async with popper(namesrv, group, topic, slow, invisible_s=4):
                 await eventually(lambda: started == [b"long"])
                 async with popper(namesrv, group, topic, inbox):
-                    await asyncio.sleep(6)
+                    await eventually(lambda: len(extended) == 3)
         assert started == [b"long"]
         assert inbox.messages == []
 

@@ -12,7 +12,8 @@ from servers import Server, SkylarkServer, request
 
 from client.both.conftest import SecondBroker
 from client.both.traffic import Traffic
-from client.inbox import Inbox
+from client.inbox import DEADLINE_S, Inbox
+from skylark.client import returning
 from skylark.client.listening import RetryLater
 from skylark.client.message import Message, MessageQueue
 from skylark.client.producer import Producer
@@ -23,7 +24,6 @@ from skylark.client.session import Session as ClientSession
 GET_BROKER_CLUSTER_INFO = 106
 LOGICAL = "__syslo__global__"
 QUEUES = 4
-DEADLINE_S = 90.0
 
 
 @pytest.fixture
@@ -87,8 +87,11 @@ async def check_offsets(server: Server, group: str, topic: str, count: int) -> N
 
 def test_a_failed_message_of_a_logical_queue_comes_again(
     namesrv: str, admin: Admin, first_broker: str, second_broker: SecondBroker, java_session: Session, topic: str,
-    group: str,
+    group: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    # It is sent anew, and would be due in 10 s.
+    monkeypatch.setattr(returning, "_FIRST_RETRY_LEVEL", 1)
+
     def once_more(message: Message) -> object:
         return RetryLater(1) if not message.reconsume_times else None
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import queue
 
+from client.inbox import DEADLINE_S
 from skylark.client.message import Message
 from skylark.client.sync import LitePullConsumer, Producer, PushConsumer, SimpleConsumer
-
-DEADLINE_S = 30.0
 
 
 def test_messages_go_round_without_an_await(namesrv: str, topic: str, group: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from drivers import Session, bodies, numbered
 from servers import Server, request
 
-from client.inbox import Inbox
-from client.plain import create_topic
+from client.inbox import DEADLINE_S, Inbox
+from client.plain import create_topic, until_readable
 from skylark.client.listening import RetryLater
 from skylark.client.message import Message
 from skylark.client.producer import Producer
@@ -27,7 +27,6 @@ GET_UNIT_TOPIC_LIST = 311
 GET_HAS_UNIT_SUB_TOPIC_LIST = 312
 GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST = 313
 PRIORITY = "_SYS_MSG_PRIORITY_"
-DEADLINE_S = 60.0
 
 
 @asynccontextmanager
@@ -206,11 +205,13 @@ def test_pops_take_the_highest_priority_first(namesrv: str, topic: str, group: s
     async def main() -> None:
         session = ClientSession(namesrv)
         async with Producer(session=session) as producer:
-            await create_topic(session, topic, 4, attributes="+message.type=PRIORITY")
+            queues = await create_topic(session, topic, 4, attributes="+message.type=PRIORITY")
             async with popping(namesrv, group, topic) as consumer:
                 await consumer.receive(wait_s=1)  # the group begins here
             for priority in (1, 3, 0, 2):
                 await producer.send(topic, b"%d" % priority, priority=priority)
+            for queue in queues:
+                await until_readable(session, queue, 1)
             got: list[Message] = []
             async with popping(namesrv, group, topic) as consumer, asyncio.timeout(DEADLINE_S):
                 while len(got) < 4:

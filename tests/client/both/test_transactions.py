@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from servers import Server, SkylarkServer
 
-from client.inbox import Inbox, eventually
+from client.inbox import DEADLINE_S, Inbox, eventually
 from skylark.client.errors import BrokerError
 from skylark.client.message import Message
 from skylark.client.push_consumer import PushConsumer
@@ -18,7 +18,6 @@ from skylark.wire.codes import ResponseCode
 if TYPE_CHECKING:
     from drivers import Session as JavaSession
 
-DEADLINE_S = 30.0
 COMMIT, UNKNOWN = "COMMIT_MESSAGE", "UNKNOW"
 
 

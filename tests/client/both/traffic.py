@@ -11,14 +11,13 @@ from typing import Self
 from drivers import DriverError
 from drivers import Session as JavaSession
 
-from client.inbox import Inbox
+from client.inbox import DEADLINE_S, Inbox
 from skylark.client.errors import RocketMQError
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 
 _RECENT = 10
-_DEADLINE_S = 90.0
 
 
 class Traffic:
@@ -35,7 +34,8 @@ class Traffic:
         self.recent: dict[str, deque[int]] = {}
         """language -> the queues of its last messages"""
         self.inbox = Inbox()
-        self.seen_by_java: set[str] = set()
+        self.seen_by_java: dict[str, int] = {}
+        """body -> queue"""
 
     async def __aenter__(self) -> Self:
         self.consumer = PushConsumer(
@@ -66,7 +66,7 @@ class Traffic:
         await self.inbox.wait(len(self.inbox.messages) + count)
 
     async def until(self, done: Callable[[], bool], *, refresh: bool = False) -> None:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not done():
                 if refresh:
                     await self.session.routes.refresh()  # which the client does every 30 s
@@ -76,8 +76,21 @@ class Traffic:
         """Waits until both groups have got everything that was acknowledged by now, or these messages."""
         wanted = set(self.sent) if among is None else among
         await self.inbox.until(lambda: {body.decode() for body in self.inbox.bodies} >= wanted)
-        while not self.seen_by_java >= wanted:
-            self.seen_by_java |= {event["body"] for event in await asyncio.to_thread(self.java_consumer.take, 1)}
+        while not self.seen_by_java.keys() >= wanted:
+            await self._see_by_java()
+
+    async def every_queue_goes_on(self, before: set[str], count: int) -> None:
+        """Waits until both groups have got something from each queue that is not among these messages."""
+        wanted = set(range(count))
+        await self.inbox.until(
+            lambda: {each.queue_id for each in self.inbox.messages if each.body.decode() not in before} >= wanted
+        )
+        while not {queue for body, queue in self.seen_by_java.items() if body not in before} >= wanted:
+            await self._see_by_java()
+
+    async def _see_by_java(self) -> None:
+        for event in await asyncio.to_thread(self.java_consumer.take, 1):
+            self.seen_by_java[event["body"]] = event["queue"]
 
     async def _produce(self, language: str, send: Callable[[str], Awaitable[int]]) -> None:
         recent = self.recent[language] = deque(maxlen=_RECENT)
@@ -92,7 +105,7 @@ class Traffic:
                 await asyncio.sleep(0.1)
                 continue
             self.sent.add(body)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
     async def _send(self, body: str) -> int:
         return (await self._producer.send(self._topic, body.encode())).queue.queue_id

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/apache/rocketmq-client-go/v2/admin"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
@@ -60,7 +59,7 @@ var adminHandlers = map[string]handler{
 		if err != nil {
 			return nil, err
 		}
-		groups, err := client.GetAllSubscriptionGroup(context.Background(), args.text("brokerAddr", ""), 5*time.Second)
+		groups, err := client.GetAllSubscriptionGroup(context.Background(), args.text("brokerAddr", ""), patience)
 		if err != nil {
 			return nil, err
 		}

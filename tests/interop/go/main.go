@@ -22,7 +22,8 @@ import (
 
 const (
 	pollInterval   = 20 * time.Millisecond
-	waitDeadline   = 30 * time.Second
+	patience       = 60 * time.Second // a server on a busy machine is not one that fails
+	waitDeadline   = 2 * patience
 	longestCommand = 8 << 20
 )
 

@@ -23,7 +23,7 @@ var producerHandlers = map[string]handler{
 			producer.WithGroupName(args.text("group", "")),
 			producer.WithInstanceName(args.text("name", "")),
 			producer.WithDefaultTopicQueueNums(args.number("topicQueues", 4)),
-			producer.WithSendMsgTimeout(10*time.Second),
+			producer.WithSendMsgTimeout(patience),
 			producer.WithQueueSelector(selector(args.text("selector", "roundRobin"))))
 		if err != nil {
 			return nil, err

@@ -29,8 +29,6 @@ import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 
 /** POP consumption: push consumers whose broker says what they consume and how, and the requests one by one. */
 final class Pops {
-    private static final long TIMEOUT_MS = 30_000;
-
     private final Commands commands;
     private final Map<String, DefaultMQProducer> clients = new ConcurrentHashMap<>();
 
@@ -77,7 +75,7 @@ final class Pops {
         });
         commands.on("popper.mode", args -> {
             api(args).setMessageRequestMode(args.text("broker"), args.text("topic"), args.text("group"),
-                MessageRequestMode.valueOf(args.text("mode")), args.number("share", 0), TIMEOUT_MS);
+                MessageRequestMode.valueOf(args.text("mode")), args.number("share", 0), Driver.PATIENCE_MS);
             return map();
         });
         commands.on("popper.pop", this::pop);
@@ -86,7 +84,7 @@ final class Pops {
             Acked acked = new Acked();
             List<String> handles = new ArrayList<>(List.of(args.text("handles").split(",")));
             api(args).batchAckMessageAsync(
-                args.text("broker"), TIMEOUT_MS, acked, args.text("topic"), args.text("group"), handles);
+                args.text("broker"), Driver.PATIENCE_MS, acked, args.text("topic"), args.text("group"), handles);
             return acked.told();
         });
         commands.on("popper.extend", this::extend);
@@ -109,7 +107,7 @@ final class Pops {
             header.setAttemptId(args.text("attempt"));
         }
         CompletableFuture<PopResult> found = new CompletableFuture<>();
-        api(args).popMessageAsync(args.text("brokerName"), args.text("broker"), header, TIMEOUT_MS, new PopCallback() {
+        api(args).popMessageAsync(args.text("brokerName"), args.text("broker"), header, Driver.PATIENCE_MS, new PopCallback() {
             @Override
             public void onSuccess(PopResult result) {
                 found.complete(result);
@@ -120,7 +118,7 @@ final class Pops {
                 found.completeExceptionally(failure);
             }
         });
-        PopResult result = found.get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        PopResult result = found.get(Driver.PATIENCE_MS, TimeUnit.MILLISECONDS);
         List<Object> messages = new ArrayList<>();
         if (result.getMsgFoundList() != null) {
             for (MessageExt message : result.getMsgFoundList()) {
@@ -142,7 +140,7 @@ final class Pops {
         header.setOffset(args.big("offset", parts.length > 7 ? Long.parseLong(parts[7]) : 0));
         header.setExtraInfo(handle);
         Acked acked = new Acked();
-        api(args).ackMessageAsync(args.text("broker"), TIMEOUT_MS, acked, header);
+        api(args).ackMessageAsync(args.text("broker"), Driver.PATIENCE_MS, acked, header);
         return acked.told();
     }
 
@@ -158,7 +156,7 @@ final class Pops {
         header.setInvisibleTime(args.big("invisibleMs", 60_000));
         Acked acked = new Acked();
         api(args).changeInvisibleTimeAsync(
-            ExtraInfoUtil.getBrokerName(parts), args.text("broker"), header, TIMEOUT_MS, acked);
+            ExtraInfoUtil.getBrokerName(parts), args.text("broker"), header, Driver.PATIENCE_MS, acked);
         return acked.told();
     }
 
@@ -185,7 +183,7 @@ final class Pops {
         }
 
         Map<String, Object> told() throws Exception {
-            AckResult ack = result.get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+            AckResult ack = result.get(Driver.PATIENCE_MS, TimeUnit.MILLISECONDS);
             return map("status", ack.getStatus(), "handle", ack.getExtraInfo());
         }
     }

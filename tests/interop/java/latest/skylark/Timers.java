@@ -17,7 +17,7 @@ final class Timers {
         commands.on("timers", args -> {
             DefaultMQProducer producer = new DefaultMQProducer(args.text("group"));
             Driver.configure(producer, args);
-            producer.setSendMsgTimeout(10_000);
+            producer.setSendMsgTimeout(Driver.PATIENCE_MS);
             producer.start();
             producers.put(args.text("name"), producer);
             return map();

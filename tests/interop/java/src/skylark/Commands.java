@@ -52,6 +52,7 @@ final class Commands {
     void serve() throws IOException {
         ExecutorService workers = Executors.newCachedThreadPool();
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        Haste.start();
         emit(map("event", "ready"));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             Args args = Args.parse(line);

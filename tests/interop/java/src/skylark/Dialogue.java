@@ -39,7 +39,7 @@ final class Dialogue {
         commands.on("request", args -> {
             byte[] body = args.text("body").getBytes(StandardCharsets.UTF_8);
             Message reply = Driver.named(producers, args)
-                .request(new Message(args.text("topic"), body), args.big("timeoutMs", 10_000));
+                .request(new Message(args.text("topic"), body), args.big("timeoutMs", Driver.PATIENCE_MS));
             return map("body", new String(reply.getBody(), StandardCharsets.UTF_8), "topic", reply.getTopic(),
                 "properties", reply.getProperties());
         });

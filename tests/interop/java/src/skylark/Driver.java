@@ -30,6 +30,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * members of one group live in this process as if they were processes apart.
  */
 public final class Driver {
+    static final int PATIENCE_MS = 60_000;
+
     private final Commands commands = new Commands();
     private final Map<String, DefaultMQPullConsumer> pullers = new ConcurrentHashMap<>();
     private final Map<String, DefaultLitePullConsumer> lites = new ConcurrentHashMap<>();
@@ -57,6 +59,7 @@ public final class Driver {
         commands.on("puller", args -> {
             DefaultMQPullConsumer puller = new DefaultMQPullConsumer(args.text("group"));
             configure(puller, args);
+            puller.setConsumerPullTimeoutMillis(PATIENCE_MS);
             puller.start();
             pullers.put(args.text("name"), puller);
             return map();
@@ -184,11 +187,15 @@ public final class Driver {
         return client;
     }
 
-    /** What every client of a test needs: its name server, a name of its own, and a quick look at new routes. */
+    /**
+     * What every client of a test needs: its name server, a name of its own, a quick look at new routes, and patience:
+     * a server on a busy machine is not one that fails.
+     */
     static void configure(ClientConfig client, Commands.Args args) {
         client.setNamesrvAddr(args.text("namesrv"));
         client.setInstanceName(args.text("instance", args.text("name")));
         client.setPollNameServerInterval(args.number("pollNameServerMs", 250));
+        client.setMqClientApiTimeout(PATIENCE_MS);
         if (args.has("namespace")) {
             client.setNamespace(args.text("namespace"));
         }

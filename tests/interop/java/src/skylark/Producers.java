@@ -22,8 +22,6 @@ import org.apache.rocketmq.common.message.MessageAccessor;
  * {@code ordered} goes to queue {@code i % shards}.
  */
 final class Producers {
-    private static final long ASYNC_DEADLINE_MS = 30_000;
-
     private final Commands commands;
     private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
 
@@ -36,7 +34,7 @@ final class Producers {
             DefaultMQProducer producer = new DefaultMQProducer(args.text("group"), args.has("trace"), args.text("trace", null));
             Driver.configure(producer, args);
             producer.setDefaultTopicQueueNums(args.number("topicQueues", 4));
-            producer.setSendMsgTimeout(args.number("timeoutMs", 10_000));
+            producer.setSendMsgTimeout(args.number("timeoutMs", Driver.PATIENCE_MS));
             producer.start();
             producers.put(args.text("name"), producer);
             return map();
@@ -116,7 +114,7 @@ final class Producers {
                 }
             });
         }
-        if (!pending.await(ASYNC_DEADLINE_MS, TimeUnit.MILLISECONDS)) {
+        if (!pending.await(2 * Driver.PATIENCE_MS, TimeUnit.MILLISECONDS)) {
             errors.add(pending.getCount() + " callbacks never came");
         }
         return map("results", results, "errors", errors);

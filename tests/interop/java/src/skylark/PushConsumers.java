@@ -57,7 +57,7 @@ final class PushConsumers {
         consumer.setConsumeThreadMin(args.number("threads", 4));
         consumer.setConsumeThreadMax(args.number("threads", 4));
         // Finish what was delivered before leaving, so that a successor does not get it again.
-        consumer.setAwaitTerminationMillisWhenShutdown(args.big("awaitMs", 5_000));
+        consumer.setAwaitTerminationMillisWhenShutdown(args.big("awaitMs", Driver.PATIENCE_MS));
         if (args.has("maxReconsumeTimes")) {
             consumer.setMaxReconsumeTimes(args.number("maxReconsumeTimes", -1));
         }
@@ -124,7 +124,7 @@ final class PushConsumers {
 
     /** Waits until the consumer holds {@code count} queues of the topic, and fails with what it holds after that. */
     private Map<String, Object> awaitQueues(Commands.Args args) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(args.big("timeout", 30_000));
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(2 * Driver.PATIENCE_MS);
         while (queues(args).size() != args.number("count", 0)) {
             if (System.nanoTime() > deadline) {
                 throw new IllegalStateException(args.text("name") + " holds " + Driver.queueList(queues(args)));

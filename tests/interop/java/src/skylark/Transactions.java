@@ -30,7 +30,7 @@ final class Transactions {
             TransactionMQProducer transactor = new TransactionMQProducer(args.text("group"));
             Driver.configure(transactor, args);
             transactor.setTransactionListener(new Listener(args.text("name")));
-            transactor.setSendMsgTimeout(args.number("timeoutMs", 20_000));
+            transactor.setSendMsgTimeout(args.number("timeoutMs", Driver.PATIENCE_MS));
             transactor.start();
             if (args.has("topic")) {
                 transactor.fetchPublishMessageQueues(args.text("topic"));
