@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from servers import APACHE_VERSION, CACHE, POLL_S, clean_environment, wait_readable
+from servers import APACHE_VERSION, CACHE, POLL_S, clean_environment, wait_committed, wait_readable
 
 # Only what hangs takes so long, on the slowest machine too.
 ANSWER_DEADLINE_S = 180.0
@@ -295,12 +295,33 @@ class PushConsumer(Client):
 
 def readable(sent: list[Event]) -> list[Event]:
     """What was sent, as soon as a pull finds all of it."""
-    counts = {(each["topic"], each["queue"]): each["offset"] + 1 for each in sent}
-    host = sent[0]["offsetMsgId"]
-    address = f"{'.'.join(str(byte) for byte in bytes.fromhex(host[:8]))}:{int(host[8:16], 16)}"
-    for (topic, queue_id), count in counts.items():
-        wait_readable(address, topic, queue_id, count)
+    for (topic, queue_id), count in ends(sent).items():
+        wait_readable(broker_of(sent), topic, queue_id, count)
     return sent
+
+
+def committed(sent: list[Event], group: str) -> None:
+    """Until the broker knows that the group has consumed all of that.
+
+    A client that leaves tells its offsets one-way; Apache's broker may answer its successor before it has read them.
+    """
+    for (topic, queue_id), count in ends(sent).items():
+        wait_committed(broker_of(sent), topic, queue_id, group, count)
+
+
+def ends(sent: list[Event]) -> dict[tuple[str, int], int]:
+    """The offset behind the last of these messages in each queue."""
+    found: dict[tuple[str, int], int] = {}
+    for each in sent:
+        place = (each["topic"], each["queue"])
+        found[place] = max(found.get(place, 0), each["offset"] + 1)
+    return found
+
+
+def broker_of(sent: list[Event]) -> str:
+    """The address of the broker that stored these messages."""
+    host = sent[0]["offsetMsgId"]
+    return f"{'.'.join(str(byte) for byte in bytes.fromhex(host[:8]))}:{int(host[8:16], 16)}"
 
 
 def wait_indexed(puller: Client, topic: str, key: str) -> None:

@@ -41,6 +41,7 @@ SOON_ASKED = {
     "transactionOpMsgMaxSize": "1",
     "transactionCheckMax": "30",
 }
+QUERY_CONSUMER_OFFSET = 14
 GET_ROUTEINFO_BY_TOPIC = 105
 GET_MAX_OFFSET = 30
 GET_BROKER_RUNTIME_INFO = 28
@@ -125,9 +126,18 @@ def request(address: str, code: int, fields: dict[str, str]) -> tuple[dict[str, 
 
 def wait_readable(address: str, topic: str, queue: int, count: int) -> None:
     """Until the broker's queue holds so many: Apache's files what it has stored a moment later."""
+    _wait_for_offset(address, GET_MAX_OFFSET, {"topic": topic, "queueId": str(queue)}, count)
+
+
+def wait_committed(address: str, topic: str, queue: int, group: str, offset: int) -> None:
+    """Until the broker knows that the group has consumed the queue that far."""
+    asked = {"topic": topic, "queueId": str(queue), "consumerGroup": group}
+    _wait_for_offset(address, QUERY_CONSUMER_OFFSET, asked, offset)
+
+
+def _wait_for_offset(address: str, code: int, asked: dict[str, str], wanted: int) -> None:
     deadline = time.monotonic() + REQUEST_DEADLINE_S
-    asked = {"topic": topic, "queueId": str(queue)}
-    while int((answer := request(address, GET_MAX_OFFSET, asked)[0]).get("extFields", {}).get("offset", 0)) < count:
+    while int((answer := request(address, code, asked)[0]).get("extFields", {}).get("offset", 0)) < wanted:
         assert time.monotonic() < deadline, answer
         time.sleep(POLL_S)
 

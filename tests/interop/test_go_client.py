@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from drivers import Client, Driver, DriverError, Event, PushConsumer, Session, bodies, numbered, readable
+from drivers import Client, Driver, DriverError, Event, PushConsumer, Session, bodies, committed, numbered, readable
 from servers import CACHE, ROOT, Server
 
 
@@ -238,11 +238,12 @@ def test_a_tag_filter_lets_only_its_tags_through(session: Session, admin: Admin,
 def test_a_group_goes_on_where_it_stopped(session: Session, admin: Admin, topic: str, group: str) -> None:
     admin.create(topic, 1)
     producer = session.producer(group)
-    producer.send(topic, "early", count=12)
+    early = producer.send(topic, "early", count=12)
     # With one thread and one queue every delivery acknowledges the one before it; the last may still be unacknowledged.
     first = session.consumer(group, topic, threads=1)
     first.take(12)
     first.stop()
+    committed(early[:-1], group)
     producer.send(topic, "later", count=8)
     got = bodies(session.consumer(group, topic, threads=1).take_until(lambda event: event["body"] == "later-7"))
     assert got[-8:] == numbered("later", 8)
@@ -305,11 +306,12 @@ def test_a_pull_consumer_polls_what_its_group_has_not_seen(
 ) -> None:
     admin.create(topic)
     producer = session.producer(group)
-    producer.send(topic, "early", count=12)
+    early = producer.send(topic, "early", count=12)
     first = session.lite(group, subscribe=topic)
     assert sorted(bodies(poll(first, 12))) == sorted(numbered("early", 12))
     first.call("lite.commit", topic=topic)
     first.stop()
+    committed(early, group)
 
     producer.send(topic, "later", count=8)
     second = session.lite(group, subscribe=topic)

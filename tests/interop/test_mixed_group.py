@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from drivers import Driver, Session, bodies, numbered
+from drivers import Driver, Event, Session, bodies, committed, numbered
 from drivers import PushConsumer as JavaConsumer
 from servers import Server
 
@@ -233,21 +233,21 @@ def test_offsets_of_one_are_picked_up_by_the_other(
         async with consumer:
             await eventually(lambda: len(got) >= count)
 
-    def send(prefix: str) -> list[str]:
-        producer.send(topic, prefix, count=40, mode="ordered", shards=QUEUES)
-        return sorted(numbered(prefix, 40))
+    def send(prefix: str) -> list[Event]:
+        return producer.send(topic, prefix, count=40, mode="ordered", shards=QUEUES)
 
-    first = send("first")
+    sent = send("first")
     consumer = java.consumer(group, topic, mode=mode)
-    assert sorted(bodies(consumer.take(40))) == first
+    assert sorted(bodies(consumer.take(40))) == sorted(numbered("first", 40))
     consumer.stop()
+    committed(sent, group)
 
-    second = send("second")
+    send("second")
     asyncio.run(python_turn(40))
-    assert sorted(got) == second
+    assert sorted(got) == sorted(numbered("second", 40))
 
-    third = send("third")
+    send("third")
     consumer = java.consumer(group, topic, mode=mode)
-    assert sorted(bodies(consumer.take(40))) == third
+    assert sorted(bodies(consumer.take(40))) == sorted(numbered("third", 40))
     assert consumer.seen() == []
     java.close()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from drivers import Driver, Event, Session, bodies, numbered, readable, wait_indexed
+from drivers import Driver, Event, Session, bodies, committed, numbered, readable, wait_indexed
 from mqadmin import Admin, columns, make_topic, value
 from servers import Server
 
@@ -115,6 +115,7 @@ def consumed(session: Session, topic: str, group: str, count: int = 8) -> list[E
     consumer = session.consumer(group, topic)
     consumer.take(count)
     consumer.stop()
+    committed(sent, group)
     return sent
 
 
