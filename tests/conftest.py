@@ -20,7 +20,9 @@ settings.load_profile("any-machine")
 
 # Spark's JVMs live for seconds here, too short for the optimizing compiler to pay; see also spark_conf.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("spark_conf")))
+SPARK_CONF = str(Path(__file__).with_name("spark_conf"))
+os.environ.setdefault("SPARK_CONF_DIR", SPARK_CONF)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SPARK_CONF, os.environ.get("PYTHONPATH"))))
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
 
 
