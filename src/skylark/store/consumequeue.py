@@ -179,6 +179,10 @@ class ConsumeQueue:
         return self._bases[0] // ENTRY_BYTES if self._bases else 0
 
     @property
+    def has_files(self) -> bool:
+        return bool(self._bases)
+
+    @property
     def has_holes(self) -> bool:
         """Whether files in the middle are missing."""
         return any(later - base != self._file_bytes for base, later in pairwise(self._bases))
@@ -263,7 +267,7 @@ class QueueTable:
     """All queues of a store, under `<root>/consumequeue/<topic>/<queue id>/`."""
 
     def __init__(self, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
-        self._directory = directory
+        self.directory = directory
         self._entries_per_file = entries_per_file
         self._pool = pool
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -287,7 +291,7 @@ class QueueTable:
             # The name becomes a directory: whatever the broker lets through, it must stay below ours.
             if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or len(topic.encode()) > 255:
                 raise StoreError(f"{topic[:300]!r} cannot be the name of a topic")
-            directory = self._directory / topic / str(queue_id)
+            directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
             self._queues[topic, queue_id] = queue
         return queue
@@ -303,7 +307,7 @@ class QueueTable:
         for key in keys:
             self._queues.pop(key).destroy()
         if keys:
-            shutil.rmtree(self._directory / topic, ignore_errors=True)
+            shutil.rmtree(self.directory / topic, ignore_errors=True)
         return bool(keys)
 
     def destroy(self) -> None:
