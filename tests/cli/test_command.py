@@ -189,7 +189,9 @@ def test_files_of_former_versions_are_found(tmp_path: Path) -> None:
     (tmp_path / "data" / "namesrv" / "kvConfig.json").write_text('{"configTable":{}}')
     with serving(*SERVE_BROKER, cwd=tmp_path, HOME=str(home)) as broker:
         assert f"Messages in {tmp_path / 'data'} (in use before this start)" in broker.output
-        broker.until_told(f"{tmp_path / 'data'} is used, as in former versions; the default is {home / 'store'} now: set")
+        broker.until_told(
+            f"{tmp_path / 'data'} is used, as in former versions; the default is {home / 'store'} now: set"
+        )
     with serving(*SERVE_NAMESRV, cwd=tmp_path, HOME=str(home)) as namesrv:
         assert any(str(tmp_path / "data" / "namesrv" / "kvConfig.json") in line for line in namesrv.output)
     (home / "store" / "commitlog").mkdir(parents=True)

@@ -95,7 +95,10 @@ def test_a_promise_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ("storePathCommitLog=/a/commitlog,/b/commitlog", "is several directories.* into one, and set storePathCommitLog"),
+        (
+            "storePathCommitLog=/a/commitlog,/b/commitlog",
+            "is several directories.* into one, and set storePathCommitLog",
+        ),
         ("readOnlyCommitLogStorePaths=/old", "not supported yet: expected nothing; .* set storePathCommitLog to that"),
         ("messageStorePlugIn=org.apache.rocketmq.tieredstore.TieredMessageStore", "expected nothing; .*plug-in"),
         ("configManagerVersion=v2", "expected v1; .*skylark fetch-tables HOST:PORT --store DIR.* move the RocksDB"),

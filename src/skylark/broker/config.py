@@ -236,7 +236,9 @@ _HARMLESS_VALUES = {
     "transRocksDBEnable": "false",
     "useTLS": "false",
 }
-_MOVE_THE_LOG = "stop Apache's broker, move the files of all directories into one, and set storePathCommitLog to that one"
+_MOVE_THE_LOG = (
+    "stop Apache's broker, move the files of all directories into one, and set storePathCommitLog to that one"
+)
 _ADVICE = {
     "configManagerVersion": f"topics, groups and offsets are in RocksDB; {foreign.FETCH_TABLES}",
     "messageStorePlugIn": "what the plug-in keeps elsewhere cannot be read; without it, the store itself can",

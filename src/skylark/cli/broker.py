@@ -44,7 +44,8 @@ def broker(
         typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.", show_default="10911"),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="$HOME/store")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="$HOME/store"),
     ] = None,
     advertise: options.Advertise = None,
     print_config: Annotated[

@@ -65,7 +65,9 @@ def namesrv(
         print(render(effective), end="")
         return
     writable_directory(Path(effective.kv_config_path).parent, "the key-value settings")
-    run(lambda: _serve(effective))
+    kept = Path(effective.kv_config_path)
+    described = f"{kept.absolute()} ({'there before this start' if kept.exists() else 'not there yet'})"
+    run(lambda: _serve(effective, described))
 
 
 def _effective_config(config: Path | None) -> "NamesrvConfig":
@@ -80,11 +82,9 @@ def _effective_config(config: Path | None) -> "NamesrvConfig":
     return effective
 
 
-async def _serve(config: "NamesrvConfig") -> None:
+async def _serve(config: "NamesrvConfig", kept: str) -> None:
     from skylark.nameserver.app import NameServer
 
-    kept = Path(config.kv_config_path)
-    state = "there before this start" if kept.exists() else "not there yet"
     async with Running() as running:
         bound = await running.start(
             NameServer(config), "name server", config.bind_address, config.listen_port, "another with -p"
@@ -94,6 +94,6 @@ async def _serve(config: "NamesrvConfig") -> None:
             print(
                 f"Name server on {address(config.bind_address, bound)}. Start a broker: {command()} broker -n {where}"
             )
-            print(f"Key-value settings in {kept.absolute()} ({state})")
+            print(f"Key-value settings in {kept}")
             print(f"ready namesrv={where}")
         await running.until_told_to_stop()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark.store.api import QueueEntry, StoreError
+from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases
 from skylark.wire.records import topic_field
 
@@ -39,8 +40,9 @@ class ConsumeQueue:
     """
 
     __slots__ = (
-        "_bases", "_directory", "_file_bytes", "_pool", "_write_base", "dirty", "magic", "max_offset", "min_offset",
-        "named_on_disk", "queue_id", "topic", "topic_bytes", "write_at", "write_limit", "write_map", "write_path",
+        "_bases", "_directory", "_file_bytes", "_pool", "_write_base", "dirty", "ext", "magic", "max_offset",
+        "min_offset", "named_on_disk", "queue_id", "topic", "topic_bytes", "write_at", "write_limit", "write_map",
+        "write_path",
     )  # fmt: skip
 
     def __init__(self, topic: str, queue_id: int, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
@@ -51,6 +53,7 @@ class ConsumeQueue:
         self.max_offset = 0
         self.dirty = False  # the flush thread has been told of the file that is written to
         self.named_on_disk = directory  # the last file whose name is known to be on disk
+        self.ext: ExtUnits | None = None  # if there are entries whose tag codes are kept elsewhere
         self._directory = directory
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._pool = pool
@@ -145,10 +148,12 @@ class ConsumeQueue:
         base = byte - at
         end = min(at + min(count, self.max_offset - queue_offset) * ENTRY_BYTES, self._file_bytes)
         if base == self._write_base and self.write_map is not None:
-            return self.write_map[at:end]
-        if base not in self._bases:
+            found = self.write_map[at:end]
+        elif base in self._bases:
+            found = self._file(base).map[at:end]
+        else:
             return None
-        return self._file(base).map[at:end]
+        return found if self.ext is None else self.ext.plain(found)
 
     def entry(self, queue_offset: int) -> QueueEntry | None:
         if not self.min_offset <= queue_offset < self.max_offset:
@@ -296,6 +301,16 @@ class QueueTable:
             self._queues[topic, queue_id] = queue
         return queue
 
+    def find_ext(self, code_of: Callable[[int], int]) -> None:
+        """Lets queues find tag codes that Apache's broker has kept elsewhere; see `queue_ext`."""
+        units = self.directory.with_name(EXT_DIRECTORY)
+        for queue in self._queues.values():
+            directory = units / queue.topic / str(queue.queue_id)
+            ends = (queue.entry(queue.min_offset), queue.entry(queue.max_offset - 1))
+            if directory.is_dir() or any(entry is not None and is_address(entry.tag_code) for entry in ends):
+                directory.mkdir(parents=True, exist_ok=True)  # tells the next start, even if none is at the ends then
+                queue.ext = ExtUnits(directory, code_of)
+
     def count(self) -> tuple[int, int]:
         """How many queues have had entries, and how many those were."""
         offsets = [queue.max_offset for queue in self._queues.values() if queue.max_offset]
@@ -307,7 +322,8 @@ class QueueTable:
         for key in keys:
             self._queues.pop(key).destroy()
         if keys:
-            shutil.rmtree(self.directory / topic, ignore_errors=True)
+            for directory in (self.directory, self.directory.with_name(EXT_DIRECTORY)):
+                shutil.rmtree(directory / topic, ignore_errors=True)
         return bool(keys)
 
     def destroy(self) -> None:

@@ -37,7 +37,7 @@ class ForeignStore(StoreError):
 def check(root: Path, attributes: Mapping[str, Mapping[str, str]]) -> None:
     """Raises `ForeignStore` for a store that cannot be served. `attributes` are those of each topic in its table."""
     for problem in _problems(root, attributes):
-        raise ForeignStore(f"{problem} (see \"Taking over Apache's store\" in docs/configuration.md)")
+        raise ForeignStore(f'{problem} (see "Taking over Apache\'s store" in docs/configuration.md)')
 
 
 def _problems(root: Path, attributes: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
