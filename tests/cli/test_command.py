@@ -69,6 +69,7 @@ def test_version(tmp_path: Path) -> None:
         (["broker", "--store", "bad.conf/store"], r"cannot write to bad\.conf/store.*Not a directory"),
         (["broker", "--store", "bad.conf"], r"cannot write to bad\.conf, the directory of the store: it is a file"),
         (["namesrv", "-c", "below.conf"], r"cannot write to bad\.conf.*key-value"),
+        (["fetch-tables", "127.0.0.1:1", "--store", "store"], r"127\.0\.0\.1:1 does not answer"),
         (
             ["up", "--host", "192.0.2.1", *ANY_PORTS],
             r"cannot listen on 192\.0\.2\.1:0: this machine has no such address",
