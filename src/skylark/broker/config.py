@@ -243,7 +243,8 @@ _ADVICE = {
     "configManagerVersion": f"topics, groups and offsets are in RocksDB; {foreign.FETCH_TABLES}",
     "messageStorePlugIn": "what the plug-in keeps elsewhere cannot be read; without it, the store itself can",
     "readOnlyCommitLogStorePaths": f"the messages there would be missing; {_MOVE_THE_LOG}",
-    "storeType": f"tables and queues are in RocksDB; {foreign.FETCH_TABLES}, and consumequeue_rocksdb as well",
+    "storeType": f"tables and queues are in RocksDB; {foreign.FETCH_TABLES}, and that of the queues as well: they are "
+    "built again from the log",
     "timerRocksDBEnable": "let Apache's broker move its timers with mqadmin switchTimerEngine first",
     "transRocksDBEnable": "let Apache's broker end all transactions first",
 }

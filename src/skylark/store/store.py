@@ -46,7 +46,7 @@ from skylark.store.lock import DirectoryLock
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
 from skylark.store.recovery import LogScan, recover
 from skylark.store.retention import Retention
-from skylark.store.segments import MappingPool
+from skylark.store.segments import MappingPool, sync_directory
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     SYS_BORN_HOST_V6,
@@ -153,6 +153,7 @@ class Store:
 
     def _mark_open(self) -> None:
         self._abort_path.touch()
+        sync_directory(self.config.root)  # a power cut must not make this look like a clean stop
         try:
             self._abort_path.write_text(str(os.getpid()))
         except OSError as error:
