@@ -32,7 +32,7 @@ def skylark(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complete
     return subprocess.run(
         [SKYLARK, *arguments],
         cwd=cwd,
-        env=environment(**variables),
+        env=environment(**{"HOME": str(cwd)} | variables),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -129,10 +129,11 @@ def started(
     **variables: str,
 ) -> Iterator[subprocess.Popen[str]]:
     """The command, which is over at the end: a test that fails does not wait for it."""
+    home = {"HOME": str(cwd)} if cwd is not None else {}  # so that nothing is left in the user's
     with subprocess.Popen(
         [SKYLARK, *arguments],
         cwd=cwd,
-        env=environment(**variables),
+        env=environment(**home | variables),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

@@ -69,6 +69,7 @@ def test_version(tmp_path: Path) -> None:
         (["broker", "--store", "bad.conf/store"], r"cannot write to bad\.conf/store.*Not a directory"),
         (["broker", "--store", "bad.conf"], r"cannot write to bad\.conf, the directory of the store: it is a file"),
         (["namesrv", "-c", "below.conf"], r"cannot write to bad\.conf.*key-value"),
+        (["fetch-tables", "127.0.0.1:1", "--store", "store"], r"127\.0\.0\.1:1 does not answer"),
         (
             ["up", "--host", "192.0.2.1", *ANY_PORTS],
             r"cannot listen on 192\.0\.2\.1:0: this machine has no such address",
@@ -160,6 +161,43 @@ def test_name_server_and_broker_apart(tmp_path: Path) -> None:
             assert len(broker.complaints) == (0 if form.is_compiled() else 1)
         assert namesrv.stop(signal.SIGINT) == (0, "", "")
         assert not namesrv.complaints  # no message goes through it
+
+
+SERVE_BROKER = ["broker", "-c", "broker.conf", "--host", "127.0.0.1"]
+SERVE_NAMESRV = ["namesrv", "-p", "0", "--host", "127.0.0.1"]
+
+
+def test_servers_keep_their_files_at_home_and_say_so(tmp_path: Path) -> None:
+    """As Apache's do with Apache's example files, which name no directory."""
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    (here / "broker.conf").write_text("brokerName=broker-a\nlistenPort=0\n")
+    for state in ("empty", "in use"):
+        with serving(*SERVE_BROKER, cwd=here, HOME=str(home)) as broker:
+            assert f"Messages in {home / 'store'} ({state} before this start)" in broker.output
+            assert broker.stop(signal.SIGTERM) == (0, "", "")
+    with serving(*SERVE_NAMESRV, cwd=here, HOME=str(home)) as namesrv:
+        assert f"Key-value settings in {home / 'namesrv' / 'kvConfig.json'} (not there yet)" in namesrv.output
+    assert [path.name for path in here.iterdir()] == ["broker.conf"]
+
+
+def test_files_of_former_versions_are_found(tmp_path: Path) -> None:
+    """They kept them in ./data."""
+    home = tmp_path / "home"
+    (tmp_path / "broker.conf").write_text("brokerName=broker-a\nlistenPort=0\n")
+    (tmp_path / "data" / "commitlog").mkdir(parents=True)
+    (tmp_path / "data" / "namesrv").mkdir()
+    (tmp_path / "data" / "namesrv" / "kvConfig.json").write_text('{"configTable":{}}')
+    with serving(*SERVE_BROKER, cwd=tmp_path, HOME=str(home)) as broker:
+        assert f"Messages in {tmp_path / 'data'} (in use before this start)" in broker.output
+        broker.until_told(
+            f"{tmp_path / 'data'} is used, as in former versions; the default is {home / 'store'} now: set"
+        )
+    with serving(*SERVE_NAMESRV, cwd=tmp_path, HOME=str(home)) as namesrv:
+        assert any(str(tmp_path / "data" / "namesrv" / "kvConfig.json") in line for line in namesrv.output)
+    (home / "store" / "commitlog").mkdir(parents=True)
+    done = skylark(*SERVE_BROKER, cwd=tmp_path, HOME=str(home))
+    assert_one_clear_line(done, "both .*store and .*data are in use, .* set storePathRootDir or --store")
 
 
 def test_a_log_for_machines(tmp_path: Path) -> None:

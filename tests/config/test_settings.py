@@ -92,6 +92,46 @@ def test_a_promise_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
         broker_config.load(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (
+            "storePathCommitLog=/a/commitlog,/b/commitlog",
+            "is several directories.* into one, and set storePathCommitLog",
+        ),
+        ("readOnlyCommitLogStorePaths=/old", "not supported yet: expected nothing; .* set storePathCommitLog to that"),
+        ("messageStorePlugIn=org.apache.rocketmq.tieredstore.TieredMessageStore", "expected nothing; .*plug-in"),
+        ("configManagerVersion=v2", "expected v1; .*skylark fetch-tables HOST:PORT --store DIR.* move the RocksDB"),
+        ("storeType=defaultRocksDB", "expected default; .*skylark fetch-tables .* built again from the log"),
+        ("transRocksDBEnable=true", "expected false; .* end all transactions"),
+        ("enableLmq=true", "expected false"),
+    ],
+)
+def test_where_apache_keeps_things_elsewhere_the_refusal_says_what_to_do(line: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice) as refused:
+        broker_config.from_mapping(parse(line), source="b.conf")
+    assert "\n" not in str(refused.value)
+
+
+def test_apaches_defaults_for_other_ways_of_keeping_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    text = "messageStorePlugIn=\nreadOnlyCommitLogStorePaths=\nconfigManagerVersion=v1\nstoreType=default\n"
+    broker_config.from_mapping(parse(text + "storePathCommitLog=/a/commitlog\n"), source="b.conf")
+    assert not caplog.records
+
+
+def test_a_key_that_is_served_in_another_way_is_explained(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        broker_config.from_mapping({"enableConsumeQueueExt": "true"}, source="b.conf")
+    assert "b.conf: enableConsumeQueueExt: the tags in consumequeue_ext are read" in caplog.text
+    assert "ignores" not in caplog.text
+
+
+def test_servers_keep_their_files_where_apaches_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert BrokerConfig().store_path_root_dir == "/home/me/store"
+    assert NamesrvConfig().kv_config_path == "/home/me/namesrv/kvConfig.json"
+
+
 def test_a_masters_id_is_zero(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         config = broker_config.from_mapping({"brokerId": "3"}, source="b.conf")
@@ -101,9 +141,13 @@ def test_a_masters_id_is_zero(caplog: pytest.LogCaptureFixture) -> None:
 
 @each_record
 def test_the_documentation_lists_what_there_is(
-    record: type[msgspec.Struct], apache_keys: frozenset[str], updatable: frozenset[str]
+    record: type[msgspec.Struct],
+    apache_keys: frozenset[str],
+    updatable: frozenset[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Key, default, what is allowed and whether it can be updated, as `docs/configuration.md` says it."""
+    monkeypatch.setenv("HOME", "$HOME")
     rows: dict[str, tuple[str, str, str]] = {}
     section = (ROOT / "docs" / "configuration.md").read_text().split(f"<!-- {record.__name__} -->")[1].split("\n## ")[0]
     for key, default, allowed, update in re.findall(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skylark.store import Store, dispatch
+from skylark.store import Store, StoreError, dispatch
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.recovery import LogScan
 from skylark.wire.records import decode_record
@@ -41,6 +41,11 @@ def crashed(root: Path, target: Path, fills: list[tuple[str, int, int]], **chang
         for topic, queue_id, count in fills:
             fill(store, count, topic, queue_id)
         return crash(store, target)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file of a store, but for the lock."""
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
 def count_inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -282,14 +287,34 @@ def test_a_queue_that_outlived_its_first_messages_keeps_its_offsets(tmp_path: Pa
             assert bodies(store) == expected_bodies(60, start=first)
 
 
-def test_without_its_log_a_store_is_empty(tmp_path: Path) -> None:
-    with small_store(tmp_path) as store:
+@pytest.mark.parametrize("clean", [True, False])
+def test_queues_without_their_log_are_left_alone(tmp_path: Path, clean: bool) -> None:
+    """Most likely the log is elsewhere, and a setting is wrong."""
+    with small_store(tmp_path / "a", commit_log_dir=tmp_path / "log") as store:
         fill(store, 20)
-    shutil.rmtree(tmp_path / "commitlog")
-    with small_store(tmp_path) as store:
+        store.flush()
+        root = crash(store, tmp_path / "b")
+    root = tmp_path / "a" if clean else root
+    before = contents(root)
+    with pytest.raises(StoreError, match=r"commitlog has no commit log.*topic-0.*storePathCommitLog.*move .* away"):
+        Store.open(small_config(root))
+    assert contents(root) == before
+    with small_store(root, commit_log_dir=tmp_path / "log") as store:
+        assert bodies(store) == expected_bodies(20)
+    shutil.rmtree(root / "consumequeue")
+    with small_store(root) as store:
         assert list(store.queues()) == []
+
+
+def test_queues_of_a_log_that_was_never_on_disk_are_dropped(tmp_path: Path) -> None:
+    with small_store(tmp_path / "a") as store:
         fill(store, 2)
-        assert bodies(store) == expected_bodies(2)
+        root = crash(store, tmp_path / "b")
+    shutil.rmtree(root / "commitlog")
+    with small_store(root) as store:
+        assert list(store.queues()) == []
+        fill(store, 3)
+        assert bodies(store) == expected_bodies(3)
 
 
 def test_a_segment_made_ahead_of_time_is_dropped(tmp_path: Path) -> None:

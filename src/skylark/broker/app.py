@@ -44,7 +44,7 @@ from skylark.broker.transactions import Transactions
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind, refused
-from skylark.store import Store, StoreConfig, StoreError
+from skylark.store import Store, StoreConfig, StoreError, foreign
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
 from skylark.wire.codes import NAME_SERVER_CODES
@@ -122,8 +122,9 @@ class Broker:
         config, clock = self.config, self._clock
         root = Path(config.store_path_root_dir)
         tables = config_directory(root)
-        tables.mkdir(parents=True, exist_ok=True)
         self._topics = Topics(tables, config, clock)
+        foreign.check(root, {topic.topic_name: topic.attributes for topic in self._topics.all()})
+        tables.mkdir(parents=True, exist_ok=True)
         self._static_topics = StaticTopics(tables, config.broker_name, clock)
         self._neighbours = Neighbours(config)
         self._groups = Groups(tables, config, clock)
@@ -344,7 +345,8 @@ def _store_config(config: BrokerConfig, store_host: bytes) -> StoreConfig:
         root=Path(config.store_path_root_dir),
         commit_log_dir=Path(config.store_path_commit_log) if config.store_path_commit_log else None,
         segment_bytes=config.mapped_file_size_commit_log,
-        queue_entries_per_file=config.mapped_file_size_consume_queue // _QUEUE_ENTRY_BYTES,
+        # Up to whole entries, as Apache does it: the size of a store's files must be the same for both.
+        queue_entries_per_file=-(-config.mapped_file_size_consume_queue // _QUEUE_ENTRY_BYTES),
         store_host=store_host,
         delay_levels=config.message_delay_level,
         flush_sync=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,

@@ -1,9 +1,11 @@
 """What a broker can be told: the keys of Apache's `broker.conf` that Skylark honours, with Apache 5.5.0's defaults.
 
 Apache spreads these over BrokerConfig, MessageStoreConfig and NettyServerConfig, but reads all of them from one file;
-here they are one record. Three defaults differ: `storePathRootDir` is `./data`, not `~/store`, so that nothing is
-written outside the directory the server was started in; `listenPort` is 10911, which Apache's start script sets; an
-empty `brokerIP1` means the address that the broker was told to listen on, if that is a concrete one.
+here they are one record. Two defaults differ: `listenPort` is 10911, which Apache's start script sets; an empty
+`brokerIP1` means the address that the broker was told to listen on, if that is a concrete one.
+
+A setting that another way of keeping messages or tables hangs on is kept to, or refused with what to do instead: a
+broker that ignored it would start without them.
 """
 
 import enum
@@ -11,15 +13,17 @@ import logging
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 from msgspec import Meta, field
 
 from skylark.config import properties
 from skylark.config.apache_keys import BROKER_KEYS
+from skylark.config.places import at_home
 from skylark.config.properties import ConfigError
 from skylark.net.addresses import parse_name_servers
+from skylark.store import foreign
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +36,7 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 Word = Annotated[str, Meta(pattern=r"^\S+$", description="a name without blanks")]
 Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
 _NAME_SERVERS = "namesrvAddr"
+_LOG_PATH = "storePathCommitLog"
 Addresses = Annotated[
     str,
     # A first look: `set_name_servers` reads them.
@@ -163,7 +168,9 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     use_server_side_reset_offset: bool = True
 
     # The store
-    store_path_root_dir: Annotated[str, Meta(min_length=1, description="a directory")] = "./data"
+    store_path_root_dir: Annotated[str, Meta(min_length=1, description="a directory")] = field(
+        default_factory=lambda: at_home("store")
+    )
     store_path_commit_log: Annotated[
         str, Meta(description="a directory, or nothing for commitlog below storePathRootDir")
     ] = ""
@@ -208,19 +215,44 @@ UPDATABLE_KEYS = frozenset(
 )
 
 # Apache's settings that promise something Skylark cannot keep yet. Ignoring one of these would leave its owner with a
-# broker that is less safe than the file says, so any value but the harmless one is refused.
+# broker that is less safe than the file says, or without messages or tables that Apache's broker keeps elsewhere: so
+# any value but the harmless one is refused, with what to do where that is not plain.
 _HARMLESS_VALUES = {
     "aclEnable": "false",
     "authenticationEnabled": "false",
     "authorizationEnabled": "false",
     "allAckInSyncStateSet": "false",
+    "configManagerVersion": "v1",
     "enableControllerMode": "false",
     "enableDLegerCommitLog": "false",
+    "enableLmq": "false",
+    "enableMultiDispatch": "false",
     "inSyncReplicas": "1",
+    "messageStorePlugIn": "",
     "minInSyncReplicas": "1",
+    "readOnlyCommitLogStorePaths": "",
     "storeType": "default",
     "timerRocksDBEnable": "false",
+    "transRocksDBEnable": "false",
     "useTLS": "false",
+}
+_MOVE_THE_LOG = (
+    "stop Apache's broker, move the files of all directories into one, and set storePathCommitLog to that one"
+)
+_ADVICE = {
+    "configManagerVersion": f"topics, groups and offsets are in RocksDB; {foreign.FETCH_TABLES}",
+    "messageStorePlugIn": "what the plug-in keeps elsewhere cannot be read; without it, the store itself can",
+    "readOnlyCommitLogStorePaths": f"the messages there would be missing; {_MOVE_THE_LOG}",
+    "storeType": f"tables and queues are in RocksDB; {foreign.FETCH_TABLES}, and that of the queues as well: they are "
+    "built again from the log",
+    "timerRocksDBEnable": "let Apache's broker move its timers with mqadmin switchTimerEngine first",
+    "transRocksDBEnable": "let Apache's broker end all transactions first",
+}
+_PATH_SEPARATOR = ","
+# Apache's keys that make no difference here, for a reason that their owner should know.
+_SERVED_OTHERWISE = {
+    "enableConsumeQueueExt": "the tags in consumequeue_ext are read; new entries have theirs in the queue itself, "
+    "which Apache's broker reads as well",
 }
 
 
@@ -234,9 +266,17 @@ def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
     for key, harmless in _HARMLESS_VALUES.items():
         value = mapping.get(key, harmless)
         if value.strip().lower() != harmless:
-            where = properties.place(source, value)
-            raise ConfigError(f"{where}: {key}={value.strip()!r} is not supported yet: expected {harmless}")
-    effective = {key: value for key, value in mapping.items() if key not in _HARMLESS_VALUES}
+            _refuse(key, value, source, harmless or "nothing")
+    log_path = mapping.get(_LOG_PATH, "")
+    if _PATH_SEPARATOR in log_path:
+        raise ConfigError(
+            f"{properties.place(source, log_path)}: {_LOG_PATH}={log_path.strip()!r} is several directories, which is "
+            f"not supported yet: expected one; {_MOVE_THE_LOG}"
+        )
+    for key in _SERVED_OTHERWISE.keys() & mapping.keys():
+        log.info("%s: %s: %s", properties.place(source, mapping[key]), key, _SERVED_OTHERWISE[key])
+    settled = _HARMLESS_VALUES.keys() | _SERVED_OTHERWISE.keys()
+    effective = {key: value for key, value in mapping.items() if key not in settled}
     config = properties.bind(BrokerConfig, effective, source=source, ignored=BROKER_KEYS)
     set_name_servers(config, effective.get(_NAME_SERVERS, ""), source=source)
     if config.broker_role is BrokerRole.SLAVE:
@@ -246,6 +286,12 @@ def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
         log.warning("%s: brokerId=%d is taken as 0, the id of a master", source, config.broker_id)
         config.broker_id = 0
     return config
+
+
+def _refuse(key: str, value: str, source: str, harmless: str) -> NoReturn:
+    advice = f"; {_ADVICE[key]}" if key in _ADVICE else ""
+    where = properties.place(source, value)
+    raise ConfigError(f"{where}: {key}={value.strip()!r} is not supported yet: expected {harmless}{advice}")
 
 
 def set_name_servers(config: BrokerConfig, text: str, *, source: str) -> None:

@@ -11,6 +11,9 @@ from skylark.cli.output import announcing
 from skylark.cli.serving import (
     Running,
     address,
+    default_place,
+    described_store,
+    holds_store,
     log_to_stderr,
     reachable,
     run,
@@ -21,6 +24,8 @@ from skylark.cli.serving import (
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
+
+_FORMER_STORE = Path("data")
 
 
 def broker(
@@ -39,7 +44,8 @@ def broker(
         typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.", show_default="10911"),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="./data")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory that messages are kept in.", show_default="$HOME/store"),
     ] = None,
     advertise: options.Advertise = None,
     print_config: Annotated[
@@ -63,13 +69,11 @@ def broker(
     from skylark.config.properties import render
 
     log_to_stderr(verbose=verbose, form=log_format)
-    effective = _effective_config(config, namesrv)
+    effective = _effective_config(config, namesrv, store)
     if host is not None:
         effective.bind_address = host
     if port is not None:
         effective.listen_port = port
-    if store is not None:
-        effective.store_path_root_dir = str(store)
     if advertise is not None:
         effective.broker_ip1 = effective.broker_ip2 = advertise
     if print_config:
@@ -79,7 +83,7 @@ def broker(
     run(lambda: _serve(effective, config))
 
 
-def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig":
+def _effective_config(config: Path | None, namesrv: str | None, store: Path | None) -> "BrokerConfig":
     import os
 
     from skylark.broker.config import from_mapping, set_name_servers
@@ -90,12 +94,19 @@ def _effective_config(config: Path | None, namesrv: str | None) -> "BrokerConfig
     given, origin = (namesrv, "-n") if namesrv is not None else (os.environ.get("NAMESRV_ADDR"), "NAMESRV_ADDR")
     if given is not None and (namesrv is not None or not effective.namesrv_addr):
         set_name_servers(effective, given, source=origin)
+    if store is not None:
+        effective.store_path_root_dir = str(store)
+    elif "storePathRootDir" not in mapping:
+        home = Path(effective.store_path_root_dir)
+        place = default_place(home, _FORMER_STORE, holds_store, "set storePathRootDir or --store")
+        effective.store_path_root_dir = str(place)
     return effective
 
 
 async def _serve(config: "BrokerConfig", file: Path | None) -> None:
     from skylark.broker.app import Broker
 
+    kept = described_store(Path(config.store_path_root_dir), config.store_path_commit_log)
     async with Running() as running:
         bound = await running.start(
             Broker(config, on_config_change=writes_back(file)),
@@ -111,5 +122,6 @@ async def _serve(config: "BrokerConfig", file: Path | None) -> None:
         warn_if_slow()
         with announcing():
             print(f"Broker {config.broker_name} in {config.broker_cluster_name} on {where}, {registered}")
+            print(f"Messages in {kept}")
             print(f"ready broker={where}")
         await running.until_told_to_stop()

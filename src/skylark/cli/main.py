@@ -21,6 +21,7 @@ from skylark.cli.pipeline import pipeline, sql
 from skylark.cli.queries import query, trace
 from skylark.cli.ready_made import add_to
 from skylark.cli.serving import Failure
+from skylark.cli.takeover import fetch_tables
 from skylark.cli.up import up
 from skylark.config.properties import ConfigError
 
@@ -41,6 +42,7 @@ app.command()(consume)
 app.command()(tail)
 app.command()(query)
 app.command()(trace)
+app.command()(fetch_tables)
 app.command()(sql)
 app.command()(demo)
 add_to(pipeline)

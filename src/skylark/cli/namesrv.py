@@ -8,10 +8,21 @@ import typer
 from skylark.cli import options
 from skylark.cli.logs import LogFormat
 from skylark.cli.output import announcing
-from skylark.cli.serving import Running, address, command, log_to_stderr, reachable, run, writable_directory
+from skylark.cli.serving import (
+    Running,
+    address,
+    command,
+    default_place,
+    log_to_stderr,
+    reachable,
+    run,
+    writable_directory,
+)
 
 if TYPE_CHECKING:
     from skylark.nameserver.config import NamesrvConfig
+
+_FORMER_KV_CONFIG = Path("data", "namesrv", "kvConfig.json")
 
 
 def namesrv(
@@ -43,10 +54,9 @@ def namesrv(
     [cyan]skylark namesrv -c namesrv.conf -p 9877[/cyan]  with settings from Apache's file
     """
     from skylark.config.properties import render
-    from skylark.nameserver.config import NamesrvConfig, load
 
     log_to_stderr(verbose=verbose, form=log_format)
-    effective = load(config) if config else NamesrvConfig()
+    effective = _effective_config(config)
     if host is not None:
         effective.bind_address = host
     if port is not None:
@@ -55,10 +65,24 @@ def namesrv(
         print(render(effective), end="")
         return
     writable_directory(Path(effective.kv_config_path).parent, "the key-value settings")
-    run(lambda: _serve(effective))
+    kept = Path(effective.kv_config_path)
+    described = f"{kept.absolute()} ({'there before this start' if kept.exists() else 'not there yet'})"
+    run(lambda: _serve(effective, described))
 
 
-async def _serve(config: "NamesrvConfig") -> None:
+def _effective_config(config: Path | None) -> "NamesrvConfig":
+    from skylark.config import properties
+    from skylark.nameserver.config import from_mapping
+
+    mapping = properties.read(config) if config else {}
+    effective = from_mapping(mapping, source=str(config or "defaults"))
+    if "kvConfigPath" not in mapping:
+        home = Path(effective.kv_config_path)
+        effective.kv_config_path = str(default_place(home, _FORMER_KV_CONFIG, Path.exists, "set kvConfigPath"))
+    return effective
+
+
+async def _serve(config: "NamesrvConfig", kept: str) -> None:
     from skylark.nameserver.app import NameServer
 
     async with Running() as running:
@@ -70,5 +94,6 @@ async def _serve(config: "NamesrvConfig") -> None:
             print(
                 f"Name server on {address(config.bind_address, bound)}. Start a broker: {command()} broker -n {where}"
             )
+            print(f"Key-value settings in {kept}")
             print(f"ready namesrv={where}")
         await running.until_told_to_stop()

@@ -120,6 +120,30 @@ def writable_directory(path: Path, what: str) -> Path:
     return path
 
 
+def holds_store(root: Path) -> bool:
+    return any((root / name).exists() for name in ("commitlog", "consumequeue", "checkpoint"))
+
+
+def default_place(home: Path, former: Path, is_used: Callable[[Path], bool], setting: str) -> Path:
+    """Where files are when nothing names a place: at home, as Apache's are, unless former versions left some here.
+
+    Nobody should find an empty server after an update, so what is there is used; of two that are, none is guessed at.
+    """
+    if not is_used(former):
+        return home
+    if is_used(home):
+        raise Failure(f"both {home} and {former.absolute()} are in use, and nothing says which one is meant: {setting}")
+    log.warning("%s is used, as in former versions; the default is %s now: %s", former.absolute(), home, setting)
+    return former
+
+
+def described_store(root: Path, log_directory: str = "") -> str:
+    """Where messages are kept and whether there are any, for whoever starts a server; to be asked before the start."""
+    log_place = f", log in {Path(log_directory).absolute()}" if log_directory else ""
+    used = holds_store(root) or (log_directory and any(Path(log_directory).glob("*")))
+    return f"{root.absolute()}{log_place} ({'in use' if used else 'empty'} before this start)"
+
+
 def writes_back(path: Path | None) -> Callable[[dict[str, str]], None]:
     """What keeps changed settings: they go back into the file they came from, if there is one."""
 

@@ -15,6 +15,7 @@ from skylark.cli.serving import (
     Server,
     address,
     command,
+    described_store,
     log_to_stderr,
     reachable,
     run,
@@ -132,6 +133,8 @@ def _broker_config(
     mapping = properties.read(config) if config else {}
     # One command on a laptop should not open a port to the whole network.
     mapping.setdefault("bindAddress", "127.0.0.1")
+    # Nor should it write outside the directory that it was started in.
+    mapping.setdefault("storePathRootDir", "./data")
     result = from_mapping(mapping, source=str(config or "defaults"))
     if host is not None:
         result.bind_address = host
@@ -159,6 +162,7 @@ async def _serve(
     host = namesrv_config.bind_address
     # The name server is on this machine, so the way to it does not show the address that others reach us at.
     advertised = broker_configs[0].broker_ip1 or advertised_address(host, "")
+    stores = [described_store(Path(each.store_path_root_dir), each.store_path_commit_log) for each in broker_configs]
     async with Running() as running:
         name_server = NameServer(namesrv_config)
         namesrv_port = await running.start(
@@ -175,7 +179,7 @@ async def _serve(
         namesrv_address = address(reachable(host, advertised), namesrv_port)
         warn_if_slow()
         with announcing():
-            _greet(namesrv_address, brokers, broker_configs)
+            _greet(namesrv_address, brokers, broker_configs, stores)
             print(f"ready namesrv={namesrv_address} broker={';'.join(brokers)}")
         await running.until_told_to_stop()
 
@@ -211,17 +215,16 @@ async def _start_filter_server(running: Running, host: str, advertised: str, bro
     await running.start(FilterServer(config), "filter server", host, 0, "another")
 
 
-def _greet(namesrv_address: str, brokers: list[str], configs: "list[BrokerConfig]") -> None:
+def _greet(namesrv_address: str, brokers: list[str], configs: "list[BrokerConfig]", stores: list[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
     flush = "on the disk" if configs[0].flush_disk_type == "SYNC_FLUSH" else "written"
     lines = []
-    for where, config in zip(brokers, configs, strict=True):
-        store = escape(str(Path(config.store_path_root_dir).resolve()))
+    for where, config, store in zip(brokers, configs, stores, strict=True):
         name = escape(f"{config.broker_name} in {config.broker_cluster_name}")
         lines.append(f"  broker       [green]{where}[/green]  {name}")
-        lines.append(f"  store        {store}  a send is acknowledged when {flush}")
+        lines.append(f"  store        {escape(store)}  a send is acknowledged when {flush}")
     shown = "\n".join(lines)
     Console(highlight=False, soft_wrap=True).print(
         f"""[bold]Skylark[/bold] speaks RocketMQ

@@ -1,7 +1,6 @@
 """What a name server can be told: the keys of Apache's `namesrv.conf` that Skylark honours, with its defaults.
 
-The defaults are Apache 5.5.0's but for two: `kvConfigPath` lies below `./data` rather than in the home directory, and
-`listenPort` is 9876, which Apache's start script sets.
+The defaults are Apache 5.5.0's but for `listenPort`: it is 9876, which Apache's start script sets.
 """
 
 from collections.abc import Mapping
@@ -9,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from skylark.config import properties
 from skylark.config.apache_keys import NAMESRV_KEYS
+from skylark.config.places import at_home
 
 Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -23,7 +23,9 @@ class NamesrvConfig(msgspec.Struct, rename="camel", kw_only=True):
 
     bind_address: Host = "0.0.0.0"
     listen_port: Annotated[int, Meta(ge=0, le=65535)] = 9876
-    kv_config_path: Annotated[str, Meta(min_length=1, description="a file")] = "./data/namesrv/kvConfig.json"
+    kv_config_path: Annotated[str, Meta(min_length=1, description="a file")] = field(
+        default_factory=lambda: at_home("namesrv", "kvConfig.json")
+    )
     scan_not_active_broker_interval: Count = 5_000
     server_channel_max_idle_time_seconds: Count = 120
     order_message_enable: bool = False

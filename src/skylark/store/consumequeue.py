@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark.store.api import QueueEntry, StoreError
+from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases
 from skylark.wire.records import topic_field
 
@@ -39,8 +40,9 @@ class ConsumeQueue:
     """
 
     __slots__ = (
-        "_bases", "_directory", "_file_bytes", "_pool", "_write_base", "dirty", "magic", "max_offset", "min_offset",
-        "named_on_disk", "queue_id", "topic", "topic_bytes", "write_at", "write_limit", "write_map", "write_path",
+        "_bases", "_directory", "_file_bytes", "_pool", "_write_base", "dirty", "ext", "magic", "max_offset",
+        "min_offset", "named_on_disk", "queue_id", "topic", "topic_bytes", "write_at", "write_limit", "write_map",
+        "write_path",
     )  # fmt: skip
 
     def __init__(self, topic: str, queue_id: int, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
@@ -51,6 +53,7 @@ class ConsumeQueue:
         self.max_offset = 0
         self.dirty = False  # the flush thread has been told of the file that is written to
         self.named_on_disk = directory  # the last file whose name is known to be on disk
+        self.ext: ExtUnits | None = None  # if there are entries whose tag codes are kept elsewhere
         self._directory = directory
         self._file_bytes = entries_per_file * ENTRY_BYTES
         self._pool = pool
@@ -145,10 +148,12 @@ class ConsumeQueue:
         base = byte - at
         end = min(at + min(count, self.max_offset - queue_offset) * ENTRY_BYTES, self._file_bytes)
         if base == self._write_base and self.write_map is not None:
-            return self.write_map[at:end]
-        if base not in self._bases:
+            found = self.write_map[at:end]
+        elif base in self._bases:
+            found = self._file(base).map[at:end]
+        else:
             return None
-        return self._file(base).map[at:end]
+        return found if self.ext is None else self.ext.plain(found)
 
     def entry(self, queue_offset: int) -> QueueEntry | None:
         if not self.min_offset <= queue_offset < self.max_offset:
@@ -177,6 +182,10 @@ class ConsumeQueue:
     def first_stored_offset(self) -> int:
         """The first entry that the files have, whether its message is still in the log or not."""
         return self._bases[0] // ENTRY_BYTES if self._bases else 0
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self._bases)
 
     @property
     def has_holes(self) -> bool:
@@ -263,7 +272,7 @@ class QueueTable:
     """All queues of a store, under `<root>/consumequeue/<topic>/<queue id>/`."""
 
     def __init__(self, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
-        self._directory = directory
+        self.directory = directory
         self._entries_per_file = entries_per_file
         self._pool = pool
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -287,10 +296,20 @@ class QueueTable:
             # The name becomes a directory: whatever the broker lets through, it must stay below ours.
             if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or len(topic.encode()) > 255:
                 raise StoreError(f"{topic[:300]!r} cannot be the name of a topic")
-            directory = self._directory / topic / str(queue_id)
+            directory = self.directory / topic / str(queue_id)
             queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def find_ext(self, code_of: Callable[[int], int]) -> None:
+        """Lets queues find tag codes that Apache's broker has kept elsewhere; see `queue_ext`."""
+        units = self.directory.with_name(EXT_DIRECTORY)
+        for queue in self._queues.values():
+            directory = units / queue.topic / str(queue.queue_id)
+            ends = (queue.entry(queue.min_offset), queue.entry(queue.max_offset - 1))
+            if directory.is_dir() or any(entry is not None and is_address(entry.tag_code) for entry in ends):
+                directory.mkdir(parents=True, exist_ok=True)  # tells the next start, even if none is at the ends then
+                queue.ext = ExtUnits(directory, code_of)
 
     def count(self) -> tuple[int, int]:
         """How many queues have had entries, and how many those were."""
@@ -303,7 +322,8 @@ class QueueTable:
         for key in keys:
             self._queues.pop(key).destroy()
         if keys:
-            shutil.rmtree(self._directory / topic, ignore_errors=True)
+            for directory in (self.directory, self.directory.with_name(EXT_DIRECTORY)):
+                shutil.rmtree(directory / topic, ignore_errors=True)
         return bool(keys)
 
     def destroy(self) -> None:

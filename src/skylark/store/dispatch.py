@@ -87,6 +87,12 @@ def queue_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[
     return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
 
 
+def code_of(record: memoryview, log_offset: int, delays_ms: tuple[int, ...]) -> int:
+    """The same of a record of the log; 0 when it is not whole."""
+    found = inspect(record, 0, log_offset)
+    return 0 if found is None else int(queue_tag_code(found.topic, _part(found), found.store_ms, delays_ms))
+
+
 def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
     """The record at a position of a segment, with all that can be checked about it; None when it is not one.
 

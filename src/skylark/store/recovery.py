@@ -8,6 +8,8 @@ The log is the truth; it is read from a place that is known to be good, up to th
   dispatched again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest
   segment that begins before its time stamps, and failing that to the beginning of the log.
 - The log is cut behind the last whole record, and what follows becomes zeros.
+- Without a log there are no messages, but its directory may just not be the one that was meant: as soon as anything
+  was on disk once, queues without a log are left alone, and the store does not open.
 - A queue that turns out to lack entries (its files were deleted) is built again from the whole log; after a clean stop
   the checkpoint's count of all entries tells.
 
@@ -21,7 +23,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from skylark.store.api import LogRecord
+from skylark.store.api import LogRecord, StoreError
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue, QueueTable
@@ -88,9 +90,9 @@ def recover(
 ) -> Recovered:
     """Brings log, queues and index of a store that was just opened into agreement."""
     if not commit_log.segments:
-        if len(queues):
-            log.warning("the commit log is gone, so the consume queues are deleted")
-        queues.destroy()
+        if clean or checkpoint.physic_ms:
+            _refuse_lost_log(commit_log, queues)
+        queues.destroy()  # else the crash came before anything was on disk
         if index is not None:
             index.truncate_from(0)
         return Recovered()
@@ -131,6 +133,17 @@ def recover(
     if index is not None:
         _recover_index(commit_log, dispatcher, index, checkpoint, result, clean=clean)
     return result
+
+
+def _refuse_lost_log(commit_log: CommitLog, queues: QueueTable) -> None:
+    """Queues of a log that is not there are kept: most likely the log is, in another directory."""
+    lost = next((queue for queue in queues if queue.has_files), None)
+    if lost is not None:
+        raise StoreError(
+            f"{commit_log.directory} has no commit log, but there are consume queues, such as {lost.topic}-"
+            f"{lost.queue_id} in {queues.directory}: set storePathCommitLog to the directory of the log, or, if that "
+            "is lost, move the directory of the queues away"
+        )
 
 
 def _is_record(commit_log: CommitLog, log_offset: int) -> bool:

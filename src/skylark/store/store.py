@@ -39,14 +39,14 @@ from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, RESERVE_STEP_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, queue_tag_code
+from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, code_of, queue_tag_code
 from skylark.store.flush import Done, Flusher
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
 from skylark.store.recovery import LogScan, recover
 from skylark.store.retention import Retention
-from skylark.store.segments import MappingPool
+from skylark.store.segments import MappingPool, sync_directory
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     SYS_BORN_HOST_V6,
@@ -111,6 +111,7 @@ class Store:
             f"{found.cut_bytes} bytes of an incomplete one cut off" if found.cut_bytes else "all whole",
         )  # fmt: skip
         self._progress = Progress(found.last_log_offset, found.last_store_ms)
+        self._queues.find_ext(self._code_of)
         self._reader = QueueReader(config, self._log, self._queues)
         self._flusher = Flusher(config, self._log, self._index, self._checkpoint, self._progress, self._fence)
         self._flusher.flushed_offset = self._log.end_offset if clean else found.start_offset
@@ -152,6 +153,7 @@ class Store:
 
     def _mark_open(self) -> None:
         self._abort_path.touch()
+        sync_directory(self.config.root)  # a power cut must not make this look like a clean stop
         try:
             self._abort_path.write_text(str(os.getpid()))
         except OSError as error:
@@ -310,6 +312,11 @@ class Store:
         except BadRecord as error:
             log.error("the record at log offset %d is damaged: %s", log_offset, error)
             return None
+
+    def _code_of(self, log_offset: int) -> int:
+        """What the entry of a message has in its tag field; 0 when there is no such message."""
+        record = self._log.record(log_offset)
+        return 0 if record is None else code_of(record, log_offset, self._delays_ms)
 
     def scan(self, from_log_offset: int) -> Iterator[LogRecord]:
         """The records of the log from an offset on, at which one starts; for what is derived from them at the start."""
