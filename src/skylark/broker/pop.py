@@ -291,7 +291,7 @@ class Pops:
 
     def _as_origin(self, record: bytes, asked: _Asked, found: _Found, start: int) -> bytes:
         """A record of the retry topic under the topic that was asked for, with its receipt handle, which the client
-        could not tell from the topic any more.
+        could not tell from the topic any more. One that has no room for the handle stays as it is.
         """
         message = decode_record(record, check_crc=False)
         handle = ReceiptHandle(
@@ -306,13 +306,16 @@ class Pops:
         )
         message.properties.setdefault(PROPERTY_POP_CK, handle.encode())
         message.topic = asked.header.topic
-        return encode_record(
-            message,
-            queue_offset=message.queue_offset,
-            log_offset=message.log_offset,
-            store_timestamp_ms=message.store_timestamp_ms,
-            store_host=message.store_host,
-        )
+        try:
+            return encode_record(
+                message,
+                queue_offset=message.queue_offset,
+                log_offset=message.log_offset,
+                store_timestamp_ms=message.store_timestamp_ms,
+                store_host=message.store_host,
+            )
+        except ValueError:
+            return record
 
     def _start(self, asked: _Asked, topic: str, queue_id: int, now_ms: int) -> int:
         """Where the group goes on in this queue: as an operator says, as it left off, or as a new group begins."""

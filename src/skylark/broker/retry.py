@@ -14,6 +14,7 @@ from typing import Final
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
+from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest
@@ -32,6 +33,7 @@ from skylark.wire.message import (
     StoredMessage,
     message_id,
 )
+from skylark.wire.numbers import INT_MAX
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, GroupRetryPolicy
 from skylark.wire.typed import decode_header
 
@@ -126,6 +128,7 @@ class Retries:
     @staticmethod
     def _again(original: StoredMessage) -> Message:
         properties = dict(original.properties)
+        properties.pop(PROPERTY_REVIVED, None)
         properties.setdefault(PROPERTY_RETRY_TOPIC, original.topic)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message_id(original.store_host, original.log_offset))
         properties[PROPERTY_WAIT_STORE_OK] = "false"
@@ -138,5 +141,5 @@ class Retries:
             original.sys_flag,
             original.born_timestamp_ms,
             original.born_host,
-            original.reconsume_times + 1,
+            min(original.reconsume_times + 1, INT_MAX),
         )

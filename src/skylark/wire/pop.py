@@ -20,11 +20,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from skylark.wire.bodies import BadBody, MessageQueue
+from skylark.wire.numbers import JavaInt, JavaLong, java_long
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -124,9 +125,9 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         if len(parts) < 7:
             raise BadHandle(f"a receipt handle has at least 7 parts, this one has {len(parts)}: {text[:200]!r}")
         try:
-            start, pop_time, invisible, revive_queue = map(int, parts[:4])
-            queue_id, offset = int(parts[6]), int(parts[7]) if len(parts) > 7 else -1
-        except ValueError:
+            start, pop_time, invisible, revive_queue = map(_integer, parts[:4])
+            queue_id, offset = _integer(parts[6]), _integer(parts[7]) if len(parts) > 7 else -1
+        except BadHandle:
             raise BadHandle(f"a receipt handle with something else than numbers in it: {text[:200]!r}") from None
         if parts[4] not in ("0", "1", "2"):
             raise BadHandle(f"a receipt handle of an unknown kind of topic: {text[:200]!r}")
@@ -295,10 +296,10 @@ def _entries(info: str | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BadHandle(f"{text!r} should be a number") from None
+    number = java_long(text)
+    if number is None:
+        raise BadHandle(f"{text[:200]!r} should be a number")
+    return number
 
 
 def handles_of(
@@ -403,24 +404,27 @@ def decode_bits(bits: str) -> list[int]:
     return [at * 8 + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1]
 
 
-# What the revive topic holds.
+# What the revive topic holds. Numbers are checked when they are read, so that whoever follows the topic can go on.
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=127)]
+_Distances = Annotated[list[JavaInt], msgspec.Meta(max_length=1024)]
 
 
 class CheckPoint(msgspec.Struct, kw_only=True):
     """Messages of one queue, hidden from a group until `revive_time_ms`. Fields stand in the order of their keys."""
 
-    bit_map: int = msgspec.field(name="bm", default=0)
+    bit_map: JavaLong = msgspec.field(name="bm", default=0)
     broker_name: str | msgspec.UnsetType = msgspec.field(name="bn", default=msgspec.UNSET)
     group: str = msgspec.field(name="c")
-    diffs: list[int] | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
-    invisible_ms: int = msgspec.field(name="it")
-    count: int = msgspec.field(name="n")
-    pop_time_ms: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
-    revive_time_ms: int = msgspec.field(name="reviveTime", default=0)
-    revive_offset: int = msgspec.field(name="ro", default=0)
+    diffs: _Distances | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
+    invisible_ms: JavaLong = msgspec.field(name="it")
+    count: _Count = msgspec.field(name="n")
+    pop_time_ms: JavaLong = msgspec.field(name="pt")
+    queue_id: JavaInt = msgspec.field(name="q")
+    revive_time_ms: JavaLong = msgspec.field(name="reviveTime", default=0)
+    revive_offset: JavaLong = msgspec.field(name="ro", default=0)
     put_again_times: str | msgspec.UnsetType = msgspec.field(name="rp", default=msgspec.UNSET)
-    start_offset: int = msgspec.field(name="so")
+    start_offset: JavaLong = msgspec.field(name="so")
     suspend: bool = msgspec.field(name="sp", default=False)
     topic: str = msgspec.field(name="t")
 
@@ -451,13 +455,13 @@ class CheckPoint(msgspec.Struct, kw_only=True):
 class Ack(msgspec.Struct, kw_only=True):
     """One acknowledgement or, with `offsets`, several of one check point."""
 
-    offset: int = msgspec.field(name="ao", default=0)
-    offsets: list[int] | msgspec.UnsetType = msgspec.field(name="aol", default=msgspec.UNSET)
+    offset: JavaLong = msgspec.field(name="ao", default=0)
+    offsets: list[JavaLong] | msgspec.UnsetType = msgspec.field(name="aol", default=msgspec.UNSET)
     broker_name: str | msgspec.UnsetType = msgspec.field(name="bn", default=msgspec.UNSET)
     group: str = msgspec.field(name="c")
-    pop_time_ms: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
-    start_offset: int = msgspec.field(name="so")
+    pop_time_ms: JavaLong = msgspec.field(name="pt")
+    queue_id: JavaInt = msgspec.field(name="q")
+    start_offset: JavaLong = msgspec.field(name="so")
     topic: str = msgspec.field(name="t")
 
     @property

@@ -1,0 +1,49 @@
+"""Numbers in text that somebody else wrote, within Java's ranges: whatever is none is None, and nothing raises.
+
+Python's `int` takes more than a number of Java's (spaces, underscores, other scripts) and raises for thousands of
+digits, so that a follower of a queue that called it would stand still at one such property.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+INT_MAX: Final = (1 << 31) - 1
+LONG_MAX: Final = (1 << 63) - 1
+JavaInt = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
+JavaLong = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
+"""Fields of structs that are decoded: what is out of the range is a ValidationError."""
+
+_NUMBER: Final = re.compile(r"[+-]?0*[0-9]{1,19}", re.ASCII)
+
+
+def java_int(text: str | None) -> int | None:
+    """The number that `Integer.parseInt` reads, None where it would throw.
+
+    >>> java_int("+18"), java_int("2147483648"), java_int("9" * 5000), java_int(" 1"), java_int(None)
+    (18, None, None, None, None)
+    """
+    number = java_long(text)
+    return number if number is not None and -INT_MAX - 1 <= number <= INT_MAX else None
+
+
+def java_long(text: str | None) -> int | None:
+    """The number that `Long.parseLong` reads, None where it would throw.
+
+    >>> java_long("-9223372036854775808"), java_long("9223372036854775808")
+    (-9223372036854775808, None)
+    """
+    if text is None or _NUMBER.fullmatch(text) is None:
+        return None
+    size = int(text.lstrip("+-").lstrip("0") or "0")  # zeros in front count for Python's limit, but not for Java's
+    number = -size if text[0] == "-" else size
+    return number if -LONG_MAX - 1 <= number <= LONG_MAX else None
+
+
+def java_count(text: str | None) -> int | None:
+    """A number of things: an int that is not negative."""
+    number = java_int(text)
+    return number if number is not None and number >= 0 else None
