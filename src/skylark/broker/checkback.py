@@ -22,7 +22,7 @@ from typing import Final
 
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
-from skylark.broker.following import UNREADABLE, is_final, pass_over
+from skylark.broker.following import UNREADABLE, pass_over
 from skylark.broker.halves import QUEUE, Fate, Halves, store_again
 from skylark.broker.put import Put
 from skylark.broker.topics import HALF_TOPIC, TRANSACTION_CHECK_TOPIC, Topics
@@ -116,11 +116,7 @@ class CheckBack:
         """Handles one half, whatever it says."""
         try:
             return self._handle(half, now_ms)
-        except UNREADABLE as e:
-            pass_over(HALF_TOPIC, QUEUE, half.queue_offset, e)
-        except RequestFailed as e:
-            if not is_final(e):
-                raise
+        except (RequestFailed, *UNREADABLE) as e:
             pass_over(HALF_TOPIC, QUEUE, half.queue_offset, e)
         self._halves.pass_to(half.queue_offset + 1)
         return True

@@ -127,7 +127,7 @@ class Delayed:
             return self._put.copy(message, now_ms)
 
     def _correct(self, level: int) -> bool:
-        """An offset outside the queue (files deleted, an old table, or none) moves to its nearest end. Whether it did."""
+        """Moves an offset outside the queue (files deleted, an old table, or none) to its nearest end; if it did so."""
         offset = self.table.offset_table.get(level, 0)
         low = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         high = self._store.max_offset(SCHEDULE_TOPIC, level - 1)

@@ -33,6 +33,7 @@ from skylark.store import Appended, ReadResult, ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION
+from skylark.wire.numbers import java_count
 from skylark.wire.pop import (
     FROM_MIN,
     MAX_POP_MESSAGES,
@@ -380,5 +381,5 @@ def _is_by_priority(asked: _Asked) -> bool:
 
 def _priority_factor(group: SubscriptionGroupConfig) -> int:
     """In how many of a hundred pops the queues of high priority come first."""
-    text = group.attributes.get("priority.factor", "100")
-    return int(text) if text.isdecimal() else 100
+    factor = java_count(group.attributes.get("priority.factor"))
+    return 100 if factor is None else factor
