@@ -41,7 +41,7 @@ class ParkingPut(Put):
     def one(self, message: Message, now_ms: int) -> Appended:
         due = message.properties.get(PROPERTY_TIMER_DELIVER_MS)
         if due is None or int(due) <= now_ms:
-            return self._store.append(message, now_ms)
+            return super().one(message, now_ms)
         self.parked.append((int(due), message))
         properties = message.properties | {PROPERTY_REAL_TOPIC: message.topic}
         record = Message("rmq_sys_wheel_timer", 0, message.body, properties, born_host=message.born_host)
@@ -77,6 +77,8 @@ class PopBroker:
                 queue_entries_per_file=1000,
                 store_host=HOST,
                 index_enabled=False,
+                flush_interval_ms=3_600_000,  # a flush is what a test asks for
+                queue_flush_interval_ms=3_600_000,
             )
         )
         self.topics = Topics(tables, self.config, self.clock)
@@ -113,6 +115,7 @@ class PopBroker:
         return PopBroker(root, self.now_ms, list(self.put.parked), **self.settings)
 
     def save(self) -> None:
+        self.store.flush()
         self.popping.save(self.now_ms)
 
     def send(self, *bodies: str, topic: str = TOPIC, queue_id: int = 0, **properties: str) -> None:

@@ -66,6 +66,18 @@ def test_send_back_straight_to_the_dead_letters(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_message_that_has_no_room_for_a_retry_goes_to_the_dead_letters(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            assert (await broker.send("t", b"large", {"p": "x" * 32_600})).code == ResponseCode.SUCCESS
+            (message,) = messages_of(await broker.pull("t", 0))
+            assert (await send_back(broker, message)).code == ResponseCode.SUCCESS
+            (dead,) = await broker.until_found("%DLQ%g")
+            assert (dead.body, dead.properties, dead.reconsume_times) == (b"large", message.properties, 1)
+
+    asyncio.run(run())
+
+
 def test_a_retry_that_a_client_sends_itself_obeys_the_limit(tmp_path: Path) -> None:
     async def run() -> None:
         async with live_broker(tmp_path) as broker:

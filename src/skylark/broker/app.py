@@ -96,7 +96,7 @@ class Broker:
         self._tasks.append(asyncio.create_task(self._registration.run()))
         for work in (
             self._deliver, self._deliver_timers, self._revive, self._write_ops, self._check_transactions,
-            self._save_tables, self._keep_house,
+            self._save_tables, self._write_held, self._keep_house,
         ):  # fmt: skip
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
@@ -136,6 +136,8 @@ class Broker:
         self._stats = Stats(config.broker_cluster_name, clock(), self._topics.is_system)
         broker_host = encode_host(resolved(config.broker_ip1), port)
         self._store = Store.open(_store_config(config, broker_host))
+        if not self._store.was_clean:
+            self._offsets.keep_within(self._store.max_offset)
         self._arrivals = Arrivals(self._record_of)
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -272,6 +274,15 @@ class Broker:
             except OSError as e:
                 log.error("a table can't be written, and is tried again: %s", e)
         return self.config.flush_consumer_offset_interval / 1000
+
+    def _write_held(self) -> float:
+        """Writes the tables that wait for the log, soon after a flush."""
+        for write in (self._popping.write_held, self._delayed.write_held):
+            try:
+                write()
+            except OSError as e:
+                log.error("a table can't be written, and is tried again: %s", e)
+        return max(self.config.flush_interval_commit_log / 1000, _DELIVERY_INTERVAL_S)
 
     def _save_offsets(self) -> None:
         self._popping.save(self._clock())

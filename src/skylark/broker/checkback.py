@@ -7,6 +7,9 @@ arrival, up to the first that is too young to ask for. What has ended is passed 
 - still immune, by its own CHECK_IMMUNITY_TIME_IN_SECONDS: stored again at the end of the queue, to be looked at later
 - else stored again, counted, and asked for; whether a producer is there to answer or not, as at Apache
 
+One that has no room for what a copy says is moved like the first kind and asked for this once. A record that can't be
+read is passed over.
+
 So a pass costs what is undecided, not what there is. Apache also counts the copies of immune halves as questions, and
 discards those that are immune for long without ever asking; here only questions count.
 """
@@ -19,9 +22,11 @@ from typing import Final
 
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
+from skylark.broker.following import UNREADABLE, pass_over
 from skylark.broker.halves import QUEUE, Fate, Halves, store_again
 from skylark.broker.put import Put
 from skylark.broker.topics import HALF_TOPIC, TRANSACTION_CHECK_TOPIC, Topics
+from skylark.net.connection import RequestFailed
 from skylark.store import Appended, Store
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
@@ -36,6 +41,7 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
+from skylark.wire.numbers import java_count
 from skylark.wire.records import encode_record
 from skylark.wire.tables import PERM_READ, PERM_WRITE
 from skylark.wire.typed import encode_header
@@ -84,7 +90,7 @@ class CheckBack:
         size_bytes = 0
         for _ in range(_MOST_A_TURN):
             half = self._next(self._until)
-            if half is None or not self._handle(half, now_ms):
+            if half is None or not self._decide(half, now_ms):
                 self._until = None
                 return interval_ms / 1000
             size_bytes += half.size_bytes
@@ -103,8 +109,17 @@ class CheckBack:
             if half is not None:
                 return half
             low = self._store.min_offset(HALF_TOPIC, QUEUE)
-            log.error("half message %d can't be read, it is passed over", halves.offset)
+            pass_over(HALF_TOPIC, QUEUE, halves.offset, "no whole half is there")
             halves.pass_to(max(low, halves.offset + 1))
+
+    def _decide(self, half: StoredMessage, now_ms: int) -> bool:
+        """Handles one half, whatever it says."""
+        try:
+            return self._handle(half, now_ms)
+        except (RequestFailed, *UNREADABLE) as e:
+            pass_over(HALF_TOPIC, QUEUE, half.queue_offset, e)
+        self._halves.pass_to(half.queue_offset + 1)
+        return True
 
     def _handle(self, half: StoredMessage, now_ms: int) -> bool:
         """Decides about one half. False ends the pass: it is too young, or the store takes nothing now."""
@@ -114,12 +129,12 @@ class CheckBack:
                 self._halves.pass_to(half.queue_offset + 1)
                 return True
         age_ms = now_ms - half.born_timestamp_ms
-        times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES)) or 0
+        times = java_count(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES)) or 0
         if times >= self._config.transaction_check_max or age_ms > self._config.file_reserved_time * _HOUR_MS:
             return self._discard(half, now_ms)
-        if half.store_timestamp_ms >= self._last_ms:
+        if self._last_ms <= half.store_timestamp_ms <= now_ms:  # later than now: the clock was set back meanwhile
             return False
-        immunity_s = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS))
+        immunity_s = java_count(half.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS))
         if immunity_s is not None:
             if age_ms <= immunity_s * 1000:
                 return self._put_off(half, now_ms)
@@ -137,14 +152,27 @@ class CheckBack:
     def _put_off(self, half: StoredMessage, now_ms: int) -> bool:
         properties = dict(half.properties)
         properties.setdefault(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
-        return self._is_passed(half, store_again(self._put, half, properties, HALF_TOPIC, now_ms))
+        try:
+            return self._is_passed(half, store_again(self._put, half, properties, HALF_TOPIC, now_ms))
+        except RequestFailed:
+            return self._ask_once(half, now_ms)
 
     def _ask(self, half: StoredMessage, times: int, now_ms: int) -> bool:
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: str(times)}
-        appended = store_again(self._put, half, properties, HALF_TOPIC, now_ms)
+        try:
+            appended = store_again(self._put, half, properties, HALF_TOPIC, now_ms)
+        except RequestFailed:
+            return self._ask_once(half, now_ms)
         if appended is not None:
             self._send(half, properties, appended)
         return self._is_passed(half, appended)
+
+    def _ask_once(self, half: StoredMessage, now_ms: int) -> bool:
+        """A half that can't be stored again in its queue: its producer can commit it by the place that it has."""
+        if not self._discard(half, now_ms):
+            return False
+        self._send(half, half.properties, half)
+        return True
 
     def _is_passed(self, half: StoredMessage, appended: Appended | None) -> bool:
         if appended is None:
@@ -152,7 +180,7 @@ class CheckBack:
         self._halves.pass_to(half.queue_offset + 1)
         return True
 
-    def _send(self, half: StoredMessage, properties: dict[str, str], copy: Appended) -> None:
+    def _send(self, half: StoredMessage, properties: dict[str, str], copy: Appended | StoredMessage) -> None:
         """Asks one producer of the group, each in turn; who does not read what was written is not asked."""
         group = properties.get(PROPERTY_PRODUCER_GROUP, "")
         members = [member for member in self._clients.producers(group) if member.connection.is_writable]
@@ -170,7 +198,7 @@ class CheckBack:
         )
         message = Message(
             properties.get(PROPERTY_REAL_TOPIC, HALF_TOPIC),
-            _number(properties.get(PROPERTY_REAL_QUEUE_ID)) or 0,
+            java_count(properties.get(PROPERTY_REAL_QUEUE_ID)) or 0,
             half.body,
             properties,
             half.flag,
@@ -188,7 +216,3 @@ class CheckBack:
         )
         member = members[next(self._turns) % len(members)]
         member.connection.notify(Frame(RequestCode.CHECK_TRANSACTION_STATE, encode_header(header), body))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None

@@ -3,6 +3,8 @@
 A queue entry's tag field holds the time at which its message is due. Progress, the next offset of each level, is kept
 in delayOffset.json. After a crash the messages since the last save are delivered again, as Apache's broker does: at
 least once, never lost.
+
+One that can't be delivered, since it is damaged, names no topic or is larger than the store takes now, is passed over.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from skylark.broker.following import UNREADABLE, is_final, message_behind, pass_over
+from skylark.broker.held import HeldTable
+from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
-from skylark.broker.topics import SCHEDULE_TOPIC
+from skylark.broker.topics import SCHEDULE_TOPIC, validate_topic
 from skylark.net.connection import RequestFailed
-from skylark.store import Store
+from skylark.store import Appended, QueueEntry, Store
 from skylark.store.api import parse_delay_levels
 from skylark.store.tables import DelayOffsetTable, load, save
 from skylark.wire.message import (
@@ -27,11 +32,14 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
+from skylark.wire.numbers import java_count
 
 log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 500
 _POLL_MS: Final = 100
+_WAITED: Final = (PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC)
+_OURS: Final = (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT_STORE_OK)
 
 
 class Delayed:
@@ -43,8 +51,8 @@ class Delayed:
         self._delays_ms = parse_delay_levels(levels)
         self._path = path
         self.table = load(path, DelayOffsetTable) or DelayOffsetTable()
-        self._saved = dict(self.table.offset_table)
-        self._delivered_to = 0  # the log offset behind the last delivered message
+        self._captured = dict(self.table.offset_table)
+        self._held: HeldTable[DelayOffsetTable] = HeldTable(store, self._write)
         for level in range(1, len(self._delays_ms) + 1):
             self._correct(level)
 
@@ -55,12 +63,23 @@ class Delayed:
 
     def save(self, now_ms: int) -> None:
         """Writes delayOffset.json if anything has changed, but never ahead of the log: after a power failure the table
-        must not claim the delivery of a message that the disk does not have.
+        must not claim the delivery of a message that the disk does not have. Raises OSError.
         """
-        if self.table.offset_table != self._saved and self._store.flushed_offset >= self._delivered_to:
-            self.table.data_version.next_version(now_ms)
-            save(self._path, self.table)
-            self._saved = dict(self.table.offset_table)
+        self._held.save(lambda: self._capture(now_ms))
+
+    def write_held(self) -> None:
+        """Writes what was captured, if the log has come that far. Raises OSError."""
+        self._held.write()
+
+    def _capture(self, now_ms: int) -> DelayOffsetTable | None:
+        if self.table.offset_table == self._captured:
+            return None
+        self.table.data_version.next_version(now_ms)
+        self._captured = dict(self.table.offset_table)
+        return DelayOffsetTable(self.table.data_version, self._captured)
+
+    def _write(self, table: DelayOffsetTable) -> None:
+        save(self._path, table)
 
     def _deliver_level(self, level: int, delay_ms: int, now_ms: int) -> int:
         offset = self.table.offset_table.get(level, 0)
@@ -68,28 +87,48 @@ class Delayed:
         end = min(self._store.max_offset(SCHEDULE_TOPIC, queue_id), offset + _MOST_A_TURN)
         while offset < end:
             entry = self._store.entry(SCHEDULE_TOPIC, queue_id, offset)
-            if entry is None:
-                self._correct(level)
-                return _POLL_MS
+            if entry is None and self._correct(level):
+                return 0
             # A due time further away than the level allows shows that the clock was set back: deliver now.
-            if now_ms < entry.tag_code <= now_ms + delay_ms:
+            if entry is not None and now_ms < entry.tag_code <= now_ms + delay_ms:
                 return min(entry.tag_code - now_ms, _POLL_MS)
-            message = self._store.message_at(entry.log_offset)
-            if message is not None:
-                try:
-                    self._delivered_to = self._put.one(_due(message), now_ms).log_end_offset
-                except RequestFailed as e:
-                    log.warning("delayed messages of level %d wait: %s", level, e)
-                    return _POLL_MS
+            if not self._deliver(queue_id, offset, entry, now_ms):
+                return _POLL_MS
             offset += 1
             self.table.offset_table[level] = offset
         return 0 if offset < self._store.max_offset(SCHEDULE_TOPIC, queue_id) else _POLL_MS
 
-    def _correct(self, level: int) -> None:
-        """An offset outside the queue (files deleted, an old table) moves to its nearest end."""
-        offset = self.table.offset_table.get(level)
-        if offset is None:
-            return
+    def _deliver(self, queue_id: int, offset: int, entry: QueueEntry | None, now_ms: int) -> bool:
+        """Moves one message, unless that can never be; False if the store takes nothing now."""
+        stored = message_behind(self._store, entry, SCHEDULE_TOPIC, queue_id, offset)
+        try:
+            if stored is None:
+                pass_over(SCHEDULE_TOPIC, queue_id, offset, f"no whole message is where {entry} leads")
+            else:
+                self._put_due(_due(stored), now_ms)
+        except RequestFailed as e:
+            if not is_final(e):
+                log.warning("delayed messages of level %d wait: %s", queue_id + 1, e)
+                return False
+            pass_over(SCHEDULE_TOPIC, queue_id, offset, e)
+        except UNREADABLE as e:
+            pass_over(SCHEDULE_TOPIC, queue_id, offset, e)
+        return True
+
+    def _put_due(self, message: Message, now_ms: int) -> Appended:
+        try:
+            return self._put.copy(message, now_ms)
+        except RequestFailed as e:
+            if not is_final(e):
+                raise
+            # What the broker added may be what there is no room for.
+            for name in _OURS:
+                message.properties.pop(name, None)
+            return self._put.copy(message, now_ms)
+
+    def _correct(self, level: int) -> bool:
+        """Moves an offset outside the queue (files deleted, an old table, or none) to its nearest end; if it did so."""
+        offset = self.table.offset_table.get(level, 0)
         low = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
         high = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
         right = min(max(offset, low), high)
@@ -98,16 +137,22 @@ class Delayed:
                 "delay level %d: offset %d is outside %d to %d, going on at %d", level, offset, low, high, right
             )
             self.table.offset_table[level] = right
+        return right != offset
 
 
 def _due(stored: StoredMessage) -> Message:
+    """The message in its real topic. Raises ValueError if it has none."""
     properties = dict(stored.properties)
-    for name in (PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC):
+    topic = properties.get(PROPERTY_REAL_TOPIC, "")
+    queue_id = java_count(properties.get(PROPERTY_REAL_QUEUE_ID, "0"))
+    if validate_topic(topic) is not None or is_internal(topic) or queue_id is None:
+        raise ValueError(f"it can't go to topic {topic[:300]!r}, queue {properties.get(PROPERTY_REAL_QUEUE_ID)!r:.40}")
+    for name in _WAITED:
         properties.pop(name, None)
     properties[PROPERTY_WAIT_STORE_OK] = "false"
     return Message(
-        properties.get(PROPERTY_REAL_TOPIC, stored.topic),
-        int(properties.get(PROPERTY_REAL_QUEUE_ID, "0")),
+        topic,
+        queue_id,
         stored.body,
         properties,
         stored.flag,

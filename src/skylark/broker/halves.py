@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.following import is_final, message_behind, pass_over
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
 from skylark.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECK_TOPIC
@@ -38,6 +39,7 @@ from skylark.wire.message import (
     PROPERTY_TAGS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
     SYS_TRANSACTION_COMMIT,
@@ -46,6 +48,7 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
+from skylark.wire.numbers import java_long
 from skylark.wire.records import decode_record
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ QUEUE: Final = 0
 _REMOVE_TAG: Final = "d"
 _PEER: Final = "the broker itself"
 _MOST_COPIES: Final = 64
+_CHECKS: Final = (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET)
 _END_OF_TIME_MS: Final = 1 << 62
 
 
@@ -73,10 +77,11 @@ class Fate(enum.IntEnum):
 def become_half(message: Message) -> None:
     """Turns a producer's message into the half that waits for the end of its transaction."""
     properties = message.properties
+    for name in _CHECKS:  # of another transaction, if the message was sent on with all its properties
+        properties.pop(name, None)
     properties[PROPERTY_TRANSACTION_ID] = properties[PROPERTY_UNIQUE_KEY]
     properties[PROPERTY_REAL_TOPIC] = message.topic
     properties[PROPERTY_REAL_QUEUE_ID] = str(message.queue_id)
-    message.sys_flag &= ~SYS_TRANSACTION_MASK
     message.topic = HALF_TOPIC
     message.queue_id = QUEUE
 
@@ -97,7 +102,6 @@ class Halves:
         self._unsure_below = store.max_offset(HALF_TOPIC, QUEUE)
         self._batch: list[int] = []
         self._batch_bytes = 0
-        self._mark = self.offset, self._op_offset, 0  # the offsets to save, when the log is on disk up to the last
         self._recover()
 
     # Questions.
@@ -107,8 +111,7 @@ class Halves:
         return self._store.max_offset(HALF_TOPIC, QUEUE)
 
     def at(self, offset: int) -> StoredMessage | None:
-        entry = self._store.entry(HALF_TOPIC, QUEUE, offset)
-        return self._store.message_at(entry.log_offset) if entry is not None else None
+        return message_behind(self._store, self._store.entry(HALF_TOPIC, QUEUE, offset), HALF_TOPIC, QUEUE, offset)
 
     def find(self, offset: int, log_offset: int) -> StoredMessage | None:
         """The half at a place that a client names; None if there is no half, whatever else there may be."""
@@ -204,20 +207,15 @@ class Halves:
         self.pass_to(max(self.offset, min(self.offset + ended, until)))
 
     def save(self) -> None:
-        """Hands the group's offsets over to the table that is written to disk, but never ahead of the log: after a
-        power failure a half must not count as done with when its end, or its newer copy, is lost.
+        """Hands the group's offsets over to the table that is written to disk. That one is held until the log is there
+        as well: after a power failure no half counts as done with when its end, or its newer copy, is lost.
         """
-        for _ in range(2):  # the second time for a disk that has everything
-            offset, op_offset, log_offset = self._mark
-            if self._store.flushed_offset < log_offset:
-                return
-            if self.end_offset:
-                self._offsets.commit(GROUP, HALF_TOPIC, QUEUE, offset, _PEER)
-                self._offsets.commit(GROUP, OP_HALF_TOPIC, QUEUE, op_offset, _PEER)
-            while self._op_tops and self._op_tops[0] < self.offset:
-                self._op_tops.popleft()
-                self._op_offset += 1
-            self._mark = self.offset, self._op_offset, self._store.log_max_offset
+        while self._op_tops and self._op_tops[0] < self.offset:
+            self._op_tops.popleft()
+            self._op_offset += 1
+        if self.end_offset:
+            self._offsets.commit(GROUP, HALF_TOPIC, QUEUE, self.offset, _PEER)
+            self._offsets.commit(GROUP, OP_HALF_TOPIC, QUEUE, self._op_offset, _PEER)
 
     # How it is found out.
 
@@ -231,7 +229,7 @@ class Halves:
         ended = 0
         for op_offset in range(self._op_offset, self._store.max_offset(OP_HALF_TOPIC, QUEUE)):
             entry = self._store.entry(OP_HALF_TOPIC, QUEUE, op_offset)
-            op = self._store.message_at(entry.log_offset) if entry is not None else None
+            op = message_behind(self._store, entry, OP_HALF_TOPIC, QUEUE, op_offset)
             halves = _named(op) if op is not None else []
             self._op_tops.append(max(halves, default=-1))
             for offset in halves:
@@ -274,20 +272,25 @@ def _real_topic(half: StoredMessage) -> str:
 
 def _named(op: StoredMessage) -> list[int]:
     """The halves that an op message says to have ended."""
-    if op.tags != _REMOVE_TAG:
-        log.error("op message %d has the tag %r and is passed over", op.queue_offset, op.tags)
+    if op.tags != _REMOVE_TAG or op.born_host != op.store_host:
+        pass_over(op.topic, QUEUE, op.queue_offset, f"it has the tag {op.tags!r:.40}, or is not of a broker")
         return []
-    return [int(word) for word in op.body.split(b",") if word.isdigit()]
+    words = (java_long(word) for word in op.body.decode("ascii", "replace").split(","))
+    return [word for word in words if word is not None]
 
 
 def store_again(put: Put, half: StoredMessage, properties: dict[str, str], topic: str, now_ms: int) -> Appended | None:
-    """Stores a copy of a half; None, with a line in the log, if the store takes none now."""
+    """Stores a copy of a half; None, with a line in the log, if the store takes none now. Raises RequestFailed if it
+    never will.
+    """
     copy = Message(
         topic, QUEUE, half.body, properties, half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host,
         half.reconsume_times,
     )  # fmt: skip
     try:
-        return put.one(copy, now_ms)
+        return put.copy(copy, now_ms)
     except RequestFailed as e:
+        if is_final(e):
+            raise
         log.warning("half message %s can't be stored again now: %s", half.unique_key, e)
         return None

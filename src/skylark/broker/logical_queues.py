@@ -22,7 +22,7 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.mapping import END, MappingDetail, MappingItem, item_after, item_at
-from skylark.wire.numbers import parse_long
+from skylark.wire.numbers import java_long
 
 _COMMIT_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
@@ -51,11 +51,11 @@ class _Asked(msgspec.Struct):
 
     def number_in(self, field: str) -> int:
         text = self.request.fields.get(field, "")
-        try:
-            return parse_long(text)
-        except ValueError:
+        number = java_long(text)
+        if number is None:
             remark = f"the field {field} is {text[:100]!r}: not a number of Java's"
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, remark) from None
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, remark)
+        return number
 
     def at(self, logical: int) -> MappingItem:
         item = item_at(self.items, logical)

@@ -28,6 +28,7 @@ from skylark.wire.message import (
     PROPERTY_TRANSACTION_PREPARED,
     Message,
 )
+from skylark.wire.numbers import java_count
 from skylark.wire.tables import TopicConfig
 
 NORMAL: Final = "NORMAL"
@@ -37,7 +38,6 @@ PRIORITY: Final = "PRIORITY"
 _DELAYS: Final = frozenset(
     (PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS)
 )
-_INT_MAX: Final = 2**31 - 1
 
 
 def type_of_message(properties: Mapping[str, str]) -> str:
@@ -73,19 +73,10 @@ def check_type(topic: TopicConfig, properties: Mapping[str, str]) -> None:
 
 def place_by_priority(message: Message, topic: TopicConfig) -> None:
     """Moves a message that has a priority to its queue; one of another kind loses the priority."""
-    priority = _priority(message.properties[PROPERTY_PRIORITY])
-    if priority < 0:
+    priority = java_count(message.properties[PROPERTY_PRIORITY])
+    if priority is None:
         return
     if type_of_message(message.properties) != PRIORITY:
         del message.properties[PROPERTY_PRIORITY]
     elif topic.write_queue_nums > 0:
         message.queue_id = min(priority, topic.write_queue_nums - 1)
-
-
-def _priority(text: str) -> int:
-    """-1 for what is not a number of 32 bits, as Apache has it."""
-    try:
-        priority = int(text)
-    except ValueError:
-        return -1
-    return priority if priority <= _INT_MAX else -1

@@ -1,7 +1,8 @@
 """How far each group has consumed each queue: the table in consumerOffset.json.
 
 Offsets change with every pull, so they are written every few seconds and at the end, not with each change: after a
-crash consumers go back to what was written last and see some messages again.
+crash consumers go back to what was written last and see some messages again. What is written is held until the log is
+on disk as far as it was then (see `held`): offsets never are ahead of the log, also after a power cut.
 
 A queue's offset may also be reset by an operator. Until a consumer of the queue has been sent to the new offset, which
 `take_reset` settles, that one is what counts and what consumers commit is passed over.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import ReadResult, ReadStatus
@@ -38,7 +40,7 @@ _Key = tuple[str, str]
 """Group and topic."""
 
 
-class _WrittenTable(msgspec.Struct, rename="camel"):
+class WrittenOffsets(msgspec.Struct, rename="camel"):
     """What Apache writes: with the topics of each group, which nobody reads back."""
 
     data_version: DataVersion
@@ -131,12 +133,35 @@ class Offsets:
         """The whole table as JSON, for GET_ALL_CONSUMER_OFFSET."""
         return fastjson.dumps(self._written())
 
+    def capture(self) -> WrittenOffsets | None:
+        """A copy of the table, to be written soon; None if it did not change since the last one."""
+        if not self._unsaved:
+            return None
+        self._unsaved = False
+        self.data_version.counter += 1
+        return self._written()
+
+    def write(self, table: WrittenOffsets) -> None:
+        """Raises OSError."""
+        save(self._path, table)
+
     def save(self) -> None:
-        """Writes the table if it changed since the last time. Raises OSError."""
-        if self._unsaved:
-            self.data_version.counter += 1
-            save(self._path, self._written())
-            self._unsaved = False
+        """Writes the table now, if it changed. Raises OSError."""
+        table = self.capture()
+        if table is not None:
+            self.write(table)
+
+    def keep_within(self, max_offset: Callable[[str, int], int]) -> None:
+        """Moves what is ahead of its queue to the queue's end, at the start: the next messages are to be consumed."""
+        for (group, topic), offsets in self._offsets.items():
+            for queue_id, offset in offsets.items():
+                end = max_offset(topic, queue_id)
+                if offset > end:
+                    log.warning(
+                        "%s is at %d in %s-%d, which ends at %d: it goes on there", group, offset, topic, queue_id, end
+                    )
+                    offsets[queue_id] = end
+                    self._unsaved = True
 
     def _set(self, table: dict[_Key, dict[int, int]], key: _Key, queue_id: int, offset: int) -> int | None:
         """Puts the offset in; the former one."""
@@ -158,15 +183,15 @@ class Offsets:
                 del table[key]
                 self._unsaved = True
 
-    def _written(self) -> _WrittenTable:
+    def _written(self) -> WrittenOffsets:
         topics: dict[str, list[str]] = {}
         for group, topic in self._offsets:
             topics.setdefault(group, []).append(topic)
-        return _WrittenTable(self.data_version, topics, _joined(self._offsets), _joined(self._pulled))
+        return WrittenOffsets(replace(self.data_version), topics, _joined(self._offsets), _joined(self._pulled))
 
 
 def _joined(table: dict[_Key, dict[int, int]]) -> dict[str, dict[int, int]]:
-    return {f"{topic}{_SEPARATOR}{group}": offsets for (group, topic), offsets in table.items()}
+    return {f"{topic}{_SEPARATOR}{group}": dict(offsets) for (group, topic), offsets in table.items()}
 
 
 class QueueReader(Protocol):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from skylark.broker.groups import Groups
 from skylark.broker.topics import Topics
@@ -39,6 +40,10 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     consumed_counts: dict[Long, Int] | None = msgspec.field(name="oc", default=None)
     visible_at: dict[Long, Long] | None = msgspec.field(name="ot", default=None)
     pop_time_ms: Long = msgspec.field(name="popTime", default=0)
+
+    def copy(self) -> OrderInfo:
+        """With a map of its own of what `Orders.extended` changes."""
+        return replace(self, visible_at=None if self.visible_at is None else dict(self.visible_at))
 
     @property
     def queue_offsets(self) -> list[int]:
@@ -71,7 +76,7 @@ class OrderInfo(msgspec.Struct, kw_only=True):
         return {offset: counts.get(offset, 0) + 1 for offset in offsets if offset in before}
 
 
-class _Table(msgspec.Struct, rename="camel"):
+class WrittenOrders(msgspec.Struct, rename="camel"):
     order_info_count: Int = 0
     ordered_consumption_level: str = "QUEUE"
     table: dict[str, dict[Int, OrderInfo]] = {}
@@ -83,7 +88,7 @@ class Orders:
     def __init__(self, config_dir: Path) -> None:
         self._path = config_dir / "consumerOrderInfo.json"
         # Without it, what was popped in order may be popped again: that is all.
-        stored = load(self._path, _Table, expendable=True) or _Table()
+        stored = load(self._path, WrittenOrders, expendable=True) or WrittenOrders()
         self._infos: dict[tuple[str, str], dict[int, OrderInfo]] = {}
         for name, infos in stored.table.items():
             topic, is_pair, group = name.partition("@")
@@ -179,9 +184,23 @@ class Orders:
                 del self._infos[topic, group]
                 self._unsaved = True
 
+    def capture(self) -> WrittenOrders | None:
+        """A copy of the table, to be written soon; None if it did not change since the last one."""
+        if not self._unsaved:
+            return None
+        self._unsaved = False
+        table = {
+            f"{topic}@{group}": {queue_id: info.copy() for queue_id, info in infos.items()}
+            for (topic, group), infos in self._infos.items()
+        }
+        return WrittenOrders(len(table), table=table)
+
+    def write(self, table: WrittenOrders) -> None:
+        """Raises OSError."""
+        save(self._path, table)
+
     def save(self) -> None:
-        """Writes the table if it changed since the last time. Raises OSError."""
-        if self._unsaved:
-            table = {f"{topic}@{group}": infos for (topic, group), infos in self._infos.items()}
-            save(self._path, _Table(len(table), table=table))
-            self._unsaved = False
+        """Writes the table now, if it changed. Raises OSError."""
+        table = self.capture()
+        if table is not None:
+            self.write(table)

@@ -10,7 +10,6 @@ that has it comes from there, or is a copy of one that did, and does not wait ag
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -34,13 +33,12 @@ from skylark.wire.message import (
     SYS_TRANSACTION_ROLLBACK,
     Message,
 )
+from skylark.wire.numbers import java_int, java_long
 from skylark.wire.recall import RecallHandle
 
 _TIMER_PROPERTIES: Final = frozenset((PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS))
 DELAY_PROPERTIES: Final = _TIMER_PROPERTIES | {PROPERTY_DELAY_LEVEL}
 _UNFINISHED: Final = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_MOST_MS: Final = (1 << 63) - 1
 
 
 class Parking:
@@ -72,9 +70,8 @@ class Parking:
         properties = message.properties
         for name in _TIMER_PROPERTIES:
             properties.pop(name, None)
-        if level > self._levels:
-            level = self._levels
-            properties[PROPERTY_DELAY_LEVEL] = str(level)
+        level = min(level, self._levels)
+        properties[PROPERTY_DELAY_LEVEL] = str(level)
         _move(message, SCHEDULE_TOPIC, level - 1)
 
     def _park_by_time(self, message: Message, now_ms: int) -> None:
@@ -116,11 +113,11 @@ class Parking:
 
 def recall_handle(properties: dict[str, str], broker_name: str) -> str | None:
     """What the sender of a parked timer can recall it by."""
-    slot_ms, topic = properties.get(PROPERTY_TIMER_OUT_MS), properties.get(PROPERTY_REAL_TOPIC)
-    if slot_ms is None or topic is None or topic.startswith(RETRY_PREFIX) or not slot_ms.isdecimal():
+    slot_ms, topic = java_long(properties.get(PROPERTY_TIMER_OUT_MS)), properties.get(PROPERTY_REAL_TOPIC)
+    if slot_ms is None or topic is None or topic.startswith(RETRY_PREFIX):
         return None
     # A millisecond later: the time of the recall is then within the same slot.
-    return RecallHandle(topic, broker_name, str(int(slot_ms) + 1), properties[PROPERTY_UNIQUE_KEY]).encode()
+    return RecallHandle(topic, broker_name, str(slot_ms + 1), properties[PROPERTY_UNIQUE_KEY]).encode()
 
 
 def _move(message: Message, topic: str, queue_id: int) -> None:
@@ -137,18 +134,17 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
         (PROPERTY_TIMER_DELAY_MS, now_ms, 1),
         (PROPERTY_TIMER_DELIVER_MS, 0, 1),
     ):
-        text = properties.get(name)
-        if text is not None:
-            is_number = _NUMBER.fullmatch(text) is not None and abs(int(text)) <= _MOST_MS
-            return since_ms + int(text) * unit_ms if is_number else None
+        if name in properties:
+            number = java_long(properties[name])
+            return None if number is None else since_ms + number * unit_ms
     return None
 
 
 def _delay_level(properties: dict[str, str]) -> int:
     text = properties.get(PROPERTY_DELAY_LEVEL, "0")
-    try:
-        return int(text)
-    except ValueError:
+    level = java_int(text)
+    if level is None:
         raise RequestFailed(
-            ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY is {text!r}: a delay level is a whole number"
-        ) from None
+            ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY is {text[:40]!r}: a delay level is a whole number"
+        )
+    return level

@@ -33,6 +33,7 @@ from skylark.store import Appended, ReadResult, ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION
+from skylark.wire.numbers import java_count
 from skylark.wire.pop import (
     FROM_MIN,
     MAX_POP_MESSAGES,
@@ -291,7 +292,7 @@ class Pops:
 
     def _as_origin(self, record: bytes, asked: _Asked, found: _Found, start: int) -> bytes:
         """A record of the retry topic under the topic that was asked for, with its receipt handle, which the client
-        could not tell from the topic any more.
+        could not tell from the topic any more. One that has no room for the handle stays as it is.
         """
         message = decode_record(record, check_crc=False)
         handle = ReceiptHandle(
@@ -306,13 +307,16 @@ class Pops:
         )
         message.properties.setdefault(PROPERTY_POP_CK, handle.encode())
         message.topic = asked.header.topic
-        return encode_record(
-            message,
-            queue_offset=message.queue_offset,
-            log_offset=message.log_offset,
-            store_timestamp_ms=message.store_timestamp_ms,
-            store_host=message.store_host,
-        )
+        try:
+            return encode_record(
+                message,
+                queue_offset=message.queue_offset,
+                log_offset=message.log_offset,
+                store_timestamp_ms=message.store_timestamp_ms,
+                store_host=message.store_host,
+            )
+        except ValueError:
+            return record
 
     def _start(self, asked: _Asked, topic: str, queue_id: int, now_ms: int) -> int:
         """Where the group goes on in this queue: as an operator says, as it left off, or as a new group begins."""
@@ -377,5 +381,5 @@ def _is_by_priority(asked: _Asked) -> bool:
 
 def _priority_factor(group: SubscriptionGroupConfig) -> int:
     """In how many of a hundred pops the queues of high priority come first."""
-    text = group.attributes.get("priority.factor", "100")
-    return int(text) if text.isdecimal() else 100
+    factor = java_count(group.attributes.get("priority.factor"))
+    return 100 if factor is None else factor

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from skylark.broker.access import Access
 from skylark.broker.acks import Acks
 from skylark.broker.checkpoints import CheckPoints
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
-from skylark.broker.offsets import Offsets
-from skylark.broker.orders import Orders
+from skylark.broker.held import HeldTable
+from skylark.broker.offsets import Offsets, WrittenOffsets
+from skylark.broker.orders import Orders, WrittenOrders
 from skylark.broker.peek import Peeks
 from skylark.broker.polling import PopWaiters
 from skylark.broker.pop import Pops
@@ -22,6 +25,14 @@ from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
 from skylark.net.connection import Handler
 from skylark.store import Listener, Store
+
+
+class _Tables(msgspec.Struct):
+    """What is written together: recovery goes on from where the log ended when the tables were captured."""
+
+    offsets: WrittenOffsets | None
+    orders: WrittenOrders | None
+    log_end: int | None
 
 
 class Popping:
@@ -43,7 +54,9 @@ class Popping:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+        self._store = store
         self._orders = Orders(config_dir)
+        self._held: HeldTable[_Tables] = HeldTable(store, self._write)
         self._progress = PopProgress(config_dir, store)
         copied = set() if store.was_clean else recover(store, self._progress.log_offset, offsets, self._orders)
         self._revive = Revive(config, store, put, topics, groups, offsets, delivered_to_ms, copied)
@@ -75,13 +88,28 @@ class Popping:
         return 0 if self._revive.turn(now_ms) else self._config.revive_interval / 1000
 
     def save(self, now_ms: int) -> None:
-        """Writes consumer offsets and the state of pops in order, if they changed. Raises OSError."""
-        if self._revive.is_caught_up:
-            self._progress.about_to_save()
-        self._offsets.save()
+        """Writes consumer offsets and the state of pops in order, if they changed, once the log is on disk as far as it
+        is now: else, after a power cut, a group stands behind messages whose check point is lost. Raises OSError.
+        """
+        self._held.save(lambda: self._capture(now_ms))
+
+    def write_held(self) -> None:
+        """Writes what was captured, if the log has come that far. Raises OSError."""
+        self._held.write()
+
+    def _capture(self, now_ms: int) -> _Tables:
+        self._revive.commit()
         self._orders.clean(self._topics, self._groups, now_ms)
-        self._orders.save()
-        self._progress.saved()
+        log_end = self._store.log_max_offset if self._revive.is_caught_up else None
+        return _Tables(self._offsets.capture(), self._orders.capture(), log_end)
+
+    def _write(self, tables: _Tables) -> None:
+        if tables.offsets is not None:
+            self._offsets.write(tables.offsets)
+        if tables.orders is not None:
+            self._orders.write(tables.orders)
+        if tables.log_end is not None:
+            self._progress.write(tables.log_end)
 
     def close(self) -> None:
         """Ends the waiting."""

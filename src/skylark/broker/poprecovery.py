@@ -15,13 +15,15 @@ from typing import Final
 import msgspec
 
 from skylark.broker.checkpoints import ORDER_TAG, decode_order_note
+from skylark.broker.following import UNREADABLE, pass_over
+from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
-from skylark.broker.revive import PROPERTY_REVIVED
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX
 from skylark.store import TIMER_TOPIC, Store
 from skylark.wire.bodies import BadBody
 from skylark.wire.message import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, StoredMessage
+from skylark.wire.numbers import java_long
 from skylark.wire.pop import CHECK_POINT_TAG, REVIVE_TOPIC_PREFIX, decode_check_point
 from skylark.wire.records import decode_properties
 
@@ -34,34 +36,29 @@ _AT_ONCE_MS: Final = 1_000
 class PopProgress:
     """Where the log ended when the tables were written last: popProgress, which Apache's broker passes over.
 
-    It is not brought to the disk by itself: a process that is killed leaves it whole, and after a power failure there
-    is less in the log than in the tables anyway.
+    It is not brought to the disk by itself: a process that is killed leaves it whole, and after a power failure the
+    log is read from its end, so that what the tables do not have is popped again.
     """
 
     def __init__(self, config_dir: Path, store: Store) -> None:
         self._path = config_dir / "popProgress"
-        self._store = store
-        self._next = self._written = UNKNOWN
+        self._written = UNKNOWN
         try:
             text = self._path.read_text()
         except FileNotFoundError:
             text = ""
-        self.log_offset = min(int(text), store.log_max_offset) if text.isdecimal() else store.log_max_offset
+        written = java_long(text)
+        self.log_offset = store.log_max_offset if written is None else min(written, store.log_max_offset)
         if not text:  # nothing was popped here yet, or not by us
-            self.about_to_save()
-            self.saved()
+            self.write(self.log_offset)
 
-    def about_to_save(self) -> None:
-        """To be called before the tables are written: they hold what happened up to here."""
-        self._next = self._store.log_max_offset
-
-    def saved(self) -> None:
-        """To be called after they were. Raises OSError."""
-        if self._next not in (UNKNOWN, self._written):
+    def write(self, log_offset: int) -> None:
+        """Notes that the tables on disk hold what happened up to here. Raises OSError."""
+        if log_offset != self._written:
             fresh = self._path.with_name(self._path.name + ".tmp")
-            fresh.write_text(str(self._next))
+            fresh.write_text(str(log_offset))
             fresh.replace(self._path)
-            self._written = self._next
+            self._written = log_offset
 
 
 def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders) -> set[str]:
@@ -79,27 +76,29 @@ def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders
             if properties.get(PROPERTY_REAL_TOPIC, topic).startswith(REVIVE_TOPIC_PREFIX):
                 message = store.message_at(record.log_offset)
                 if message is not None:
-                    count += _replay(message, properties.get(PROPERTY_TAGS), offsets, orders)
+                    count += _replay(store, message, properties.get(PROPERTY_TAGS), offsets, orders)
     if count or copied:
         log.info("pops: %d check points and notes, %d revived messages since the last write", count, len(copied))
     return copied
 
 
-def _replay(message: StoredMessage, tag: str | None, offsets: Offsets, orders: Orders) -> int:
+def _replay(store: Store, message: StoredMessage, tag: str | None, offsets: Offsets, orders: Orders) -> int:
     try:
         if tag == CHECK_POINT_TAG:
             point = decode_check_point(message.body)
             if message.store_timestamp_ms - point.pop_time_ms > _AT_ONCE_MS:
                 return 0  # it came from its timer: it tells of a pop that may be before the last reset
             behind = point.offsets[-1] + 1 if point.offsets else point.start_offset
+            behind = min(behind, store.max_offset(point.topic, point.queue_id))
             if behind > offsets.query(point.group, point.topic, point.queue_id):
                 offsets.commit(point.group, point.topic, point.queue_id, behind, "recovery")
             return 1
         if tag == ORDER_TAG:
             note = decode_order_note(message.body)
             orders.put(note.topic, note.group, note.queue_id, note.info)
-            offsets.commit(note.group, note.topic, note.queue_id, note.next_offset, "recovery")
+            next_offset = min(note.next_offset, store.max_offset(note.topic, note.queue_id))
+            offsets.commit(note.group, note.topic, note.queue_id, next_offset, "recovery")
             return 1
-    except (BadBody, msgspec.DecodeError) as e:
-        log.error("the record at log offset %d is passed over: %s", message.log_offset, e)
+    except (BadBody, msgspec.DecodeError, *UNREADABLE) as e:
+        pass_over(message.topic, message.queue_id, message.queue_offset, e)
     return 0

@@ -51,13 +51,18 @@ class Put:
         is_delayed = not DELAY_PROPERTIES.isdisjoint(message.properties)
         if is_delayed:
             self.parking.park(message, now_ms)
+        appended = self.copy(message, now_ms)
+        if is_delayed and message.topic == TIMER_TOPIC:
+            self.on_timer(message.properties, appended)
+        return appended
+
+    def copy(self, message: Message, now_ms: int) -> Appended:
+        """Stores what has waited already, or never does. Raises RequestFailed, like `one`."""
         try:
             appended = self._store.append(message, now_ms)
         except StoreError as e:
             raise self._refusal(e) from e
         self._count(message.topic, 1, appended.size_bytes)
-        if is_delayed and message.topic == TIMER_TOPIC:
-            self.on_timer(message.properties, appended)
         return appended
 
     def batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> Appended:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
 from skylark.broker.timers import delete_key
 from skylark.broker.topics import Topics
@@ -25,6 +26,7 @@ from skylark.wire.message import (
     PROPERTY_UNIQUE_KEY,
     Message,
 )
+from skylark.wire.numbers import java_long
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
 from skylark.wire.tables import PERM_WRITE
 from skylark.wire.typed import decode_header
@@ -74,6 +76,8 @@ class Recalls:
             raise RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")
         if self._topics.get(header.topic) is None:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
+        if is_internal(header.topic):
+            raise RequestFailed(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
         try:
             handle = RecallHandle.decode(header.recall_handle)
         except BadHandle as e:
@@ -82,8 +86,7 @@ class Recalls:
             raise RequestFailed(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker != config.broker_name:
             raise RequestFailed(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        is_number = handle.time.isascii() and handle.time.isdecimal() and len(handle.time) < 19
-        left_ms = int(handle.time) - now_ms if is_number else -1
+        left_ms = (java_long(handle.time) or 0) - now_ms
         if not 0 < left_ms < config.timer_max_delay_sec * 1000:
             raise RequestFailed(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle

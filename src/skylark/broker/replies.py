@@ -15,6 +15,7 @@ from typing import Final
 
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
+from skylark.broker.internal import SENDERS_FLAGS, without_internal
 from skylark.broker.put import Put
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -61,7 +62,7 @@ class Replies:
         return self._deliver(request, header, queue_id, connection)
 
     async def _deliver(self, request: Frame, header: SendRequest, queue_id: int, connection: Connection) -> Frame:
-        properties = decode_properties(header.properties)
+        properties = without_internal(decode_properties(header.properties))
         failure = await self._push(request, header, dict(properties), connection)
         fields = {
             "MSG_REGION": self._config.region_id,
@@ -78,7 +79,7 @@ class Replies:
                 request.body,
                 properties,
                 header.flag,
-                header.sys_flag,
+                header.sys_flag & SENDERS_FLAGS,
                 header.born_timestamp_ms,
                 connection.peer_host,
                 header.reconsume_times or 0,

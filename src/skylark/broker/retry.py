@@ -4,16 +4,22 @@ the dead-letter topic in the end.
 It waits in the delay queues first, at the level the consumer named or at `3 + times tried`, so 10 s, 30 s, 1 m, ... A
 group with a retry policy of its own waits as long as that says, or up to the next delay level. (Apache's broker keeps
 the policy for its proxy and passes over it here: whoever gives a group a policy wants it to count.)
+
+A message that has no room for what a retry says goes to the dead letters as it is: refused, it would come back to its
+consumer for ever and hold up the group's offset.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.following import is_final
 from skylark.broker.groups import Groups
+from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest
@@ -32,8 +38,11 @@ from skylark.wire.message import (
     StoredMessage,
     message_id,
 )
+from skylark.wire.numbers import INT_MAX
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, GroupRetryPolicy
 from skylark.wire.typed import decode_header
+
+log = logging.getLogger(__name__)
 
 _DLQ_QUEUES: Final = 1
 _FIRST_RETRY_LEVEL: Final = 3
@@ -103,6 +112,7 @@ class Retries:
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         is_spent = original.reconsume_times >= limit or header.delay_level < 0
         message = self._again(original)
+        origin = message.properties[PROPERTY_RETRY_TOPIC]
         if is_spent:
             bury(message, header.group, self._topics)
         else:
@@ -110,8 +120,16 @@ class Retries:
             message.queue_id = random.randrange(min(group.retry_queue_nums, topic.write_queue_nums))
             level = header.delay_level or self._level(group.group_retry_policy, original.reconsume_times)
             message.properties[PROPERTY_DELAY_LEVEL] = str(level)
-        appended = self._put.one(message, self._clock())
-        self._stats.sent_back(header.group, message.properties[PROPERTY_RETRY_TOPIC])
+        try:
+            appended = self._put.one(message, self._clock())
+        except RequestFailed as e:
+            if not is_final(e):
+                raise
+            log.error("%s can't be tried again by %s, to the dead letters: %s", original.message_id, header.group, e)
+            message.properties = dict(original.properties)
+            bury(message, header.group, self._topics)
+            appended = self._put.copy(message, self._clock())
+        self._stats.sent_back(header.group, origin)
         reply = request.reply()
         # The consumer forgets the message once it has this answer, so it waits for the disk whatever the message says.
         return self._put.when_flushed(appended, reply) if self._put.is_synchronous else reply
@@ -126,6 +144,7 @@ class Retries:
     @staticmethod
     def _again(original: StoredMessage) -> Message:
         properties = dict(original.properties)
+        properties.pop(PROPERTY_REVIVED, None)
         properties.setdefault(PROPERTY_RETRY_TOPIC, original.topic)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message_id(original.store_host, original.log_offset))
         properties[PROPERTY_WAIT_STORE_OK] = "false"
@@ -138,5 +157,5 @@ class Retries:
             original.sys_flag,
             original.born_timestamp_ms,
             original.born_host,
-            original.reconsume_times + 1,
+            min(original.reconsume_times + 1, INT_MAX),
         )

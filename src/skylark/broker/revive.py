@@ -9,6 +9,10 @@ topic of their group and topic, to be popped from there, or to the group's dead 
 Only what is due within these seconds is in memory. A queue's progress is the offset of the last settled check point,
 as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
 after a crash nothing is copied twice (`poprecovery.py`).
+
+A check point arrives when its time is nearly over, so one whose time is far away was not written by a pop. It is
+settled soon: what can't be right neither holds up those behind it nor hides messages for ever. A message that is too
+large to be copied with what a copy says goes to the group's dead letters as it is.
 """
 
 from __future__ import annotations
@@ -20,15 +24,23 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.following import UNREADABLE, is_final, message_behind, pass_over
 from skylark.broker.groups import Groups
+from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
 from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.net.connection import RequestFailed
-from skylark.store import ReadStatus, Store
+from skylark.store import Store
 from skylark.wire.bodies import BadBody
-from skylark.wire.message import PROPERTY_FIRST_POP_TIME, PROPERTY_TIMER_DELIVER_MS, Message, StoredMessage
+from skylark.wire.message import (
+    PROPERTY_FIRST_POP_TIME,
+    PROPERTY_TIMER_DELIVER_MS,
+    Message,
+    StoredMessage,
+)
+from skylark.wire.numbers import INT_MAX, java_long
 from skylark.wire.pop import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -41,17 +53,15 @@ from skylark.wire.pop import (
     pop_retry_topic,
     revive_topic,
 )
-from skylark.wire.records import decode_record
 from skylark.wire.tables import TopicConfig
 
 log = logging.getLogger(__name__)
 
 PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"
-PROPERTY_REVIVED: Final = "__REVIVED"
-"""The check point and the offset that a copy is of."""
 
 GRACE_MS: Final = 1_000
-_MOST_READS_A_TURN: Final = 64
+_MOST_AHEAD_MS: Final = 10_000
+_MOST_A_TURN: Final = 2_000
 _RETRY_QUEUES: Final = 1
 
 _Key = tuple[str, str, int, int, int]
@@ -66,12 +76,14 @@ class _Pending(msgspec.Struct):
 
     point: CheckPoint
     revive_offset: int
+    due_ms: int
     acked: set[int] = set()
 
 
 class _ReviveQueue(msgspec.Struct):
     queue_id: int
     read_at: int
+    settled: int
     seen_ms: int = 0  # what was due by then has been read
     pending: dict[_Key, _Pending] = {}
 
@@ -100,19 +112,13 @@ class Revive:
         self._delivered_to_ms = delivered_to_ms
         self._copied = copied
         self._topic = revive_topic(config.broker_cluster_name)
-        self._queues = [
-            _ReviveQueue(queue_id, offsets.query(REVIVE_GROUP, self._topic, queue_id) + 1)
-            for queue_id in range(config.revive_queue_num)
-        ]
-
+        self._queues = [self._opened(queue_id) for queue_id in range(config.revive_queue_num)]
         self._ends = [store.max_offset(self._topic, queue.queue_id) for queue in self._queues]
 
     @property
     def is_caught_up(self) -> bool:
         """Whether everything from before a crash is settled: until then the marks of copies are needed."""
-        if self._copied and all(
-            self._settled(queue) >= end - 1 for queue, end in zip(self._queues, self._ends, strict=True)
-        ):
+        if self._copied and all(queue.settled >= end - 1 for queue, end in zip(self._queues, self._ends, strict=True)):
             self._copied = frozenset()
         return not self._copied
 
@@ -134,43 +140,62 @@ class Revive:
             busy |= not is_read
         return busy
 
+    def commit(self) -> None:
+        """Tells the table of offsets how far the queues are settled, whatever a client made of that meanwhile."""
+        for queue in self._queues:
+            if self._offsets.query(REVIVE_GROUP, self._topic, queue.queue_id) != queue.settled:
+                self._offsets.commit(REVIVE_GROUP, self._topic, queue.queue_id, queue.settled, "revive")
+
+    def _opened(self, queue_id: int) -> _ReviveQueue:
+        """A queue as it was left. A table from before a power cut may be ahead of it: what comes next must be read."""
+        settled = self._offsets.query(REVIVE_GROUP, self._topic, queue_id)
+        end = self._store.max_offset(self._topic, queue_id)
+        if settled >= end:
+            log.warning("revive queue %d is settled up to %d, but ends at %d", queue_id, settled, end)
+            settled = end - 1
+            self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, settled, "revive")
+        return _ReviveQueue(queue_id, settled + 1, settled)
+
     # Reading.
 
     def _read(self, queue: _ReviveQueue) -> bool:
         """Takes in what is there, up to a limit. Whether that was everything."""
-        for _ in range(_MOST_READS_A_TURN):
-            result = self._store.read(self._topic, queue.queue_id, queue.read_at, 32)
-            if result.status is not ReadStatus.FOUND:
-                if result.status in (ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_FOUND_NULL):
-                    log.warning(
-                        "revive queue %d goes on at %d, not at %d, which is gone",
-                        queue.queue_id, result.next_offset, queue.read_at,
-                    )  # fmt: skip
-                    queue.read_at = result.next_offset
-                    continue
-                return True
-            for record in result.records:
-                message = decode_record(record, check_crc=False)
-                self._take_in(queue, message)
-                queue.read_at = message.queue_offset + 1
-        return False
+        low = self._store.min_offset(self._topic, queue.queue_id)
+        end = self._store.max_offset(self._topic, queue.queue_id)
+        if not low <= queue.read_at <= end:
+            log.warning("revive queue %d has %d to %d: %d is outside of that", queue.queue_id, low, end, queue.read_at)
+            queue.read_at = min(max(queue.read_at, low), end)
+        stop = min(end, queue.read_at + _MOST_A_TURN)
+        while queue.read_at < stop:
+            self._take_in(queue, queue.read_at)
+            queue.read_at += 1
+        return queue.read_at >= end
 
-    def _take_in(self, queue: _ReviveQueue, message: StoredMessage) -> None:
+    def _take_in(self, queue: _ReviveQueue, offset: int) -> None:
+        entry = self._store.entry(self._topic, queue.queue_id, offset)
+        message = message_behind(self._store, entry, self._topic, queue.queue_id, offset)
+        if message is None:
+            pass_over(self._topic, queue.queue_id, offset, f"no whole message is where {entry} leads")
+            return
+        self._note(queue, message)
+        due_ms, stored_ms = java_long(message.properties.get(PROPERTY_TIMER_DELIVER_MS)), message.store_timestamp_ms
+        queue.seen_ms = max(queue.seen_ms, stored_ms if due_ms is None else min(due_ms, stored_ms))
+
+    def _note(self, queue: _ReviveQueue, message: StoredMessage) -> None:
         try:
             if message.tags == CHECK_POINT_TAG:
                 point = decode_check_point(message.body)
+                due_ms = min(point.revive_time_ms, message.store_timestamp_ms + _MOST_AHEAD_MS)
                 # Timers may deliver one twice around a crash: what was acknowledged in the first one stays so.
-                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset))
+                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset, due_ms))
             elif message.tags in (ACK_TAG, BATCH_ACK_TAG):
                 ack = decode_ack(message.body)
                 pending = queue.pending.get(ack.key)
                 if pending is not None:
                     offsets = [ack.offset] if ack.offsets is msgspec.UNSET else ack.offsets
                     pending.acked.update(offsets)
-        except BadBody as e:
-            log.error("offset %d of revive queue %d is passed over: %s", message.queue_offset, queue.queue_id, e)
-        due = message.properties.get(PROPERTY_TIMER_DELIVER_MS, "")
-        queue.seen_ms = max(queue.seen_ms, int(due) if due.isdecimal() else message.store_timestamp_ms)
+        except (BadBody, *UNREADABLE) as e:
+            pass_over(self._topic, queue.queue_id, message.queue_offset, e)
 
     # Settling.
 
@@ -178,7 +203,7 @@ class Revive:
         settled = UNKNOWN
         try:
             for key, pending in list(queue.pending.items()):
-                if due_ms - pending.point.revive_time_ms <= GRACE_MS:
+                if due_ms - pending.due_ms <= GRACE_MS:
                     break
                 self._revive(pending, now_ms)
                 del queue.pending[key]
@@ -186,11 +211,9 @@ class Revive:
         finally:
             if not queue.pending and queue.read_at > 0:
                 settled = queue.read_at - 1
-            if settled > self._settled(queue):
+            if settled > queue.settled:
+                queue.settled = settled
                 self._offsets.commit(REVIVE_GROUP, self._topic, queue.queue_id, settled, "revive")
-
-    def _settled(self, queue: _ReviveQueue) -> int:
-        return self._offsets.query(REVIVE_GROUP, self._topic, queue.queue_id)
 
     def _revive(self, pending: _Pending, now_ms: int) -> None:
         point = pending.point
@@ -201,13 +224,39 @@ class Revive:
         for offset in point.offsets:
             if offset in pending.acked or copy_mark(point, offset) in self._copied:
                 continue
-            entry = self._store.entry(point.topic, point.queue_id, offset)
-            message = None if entry is None else self._store.message_at(entry.log_offset)
-            if message is None:
-                log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)
-                continue
-            self._put.one(self._copy(point, message, origin, offset), now_ms)
+            try:
+                self._revive_one(point, origin, offset, now_ms)
+            except UNREADABLE as e:
+                pass_over(point.topic, point.queue_id, offset, e)
             pending.acked.add(offset)  # not again, if the next one fails
+
+    def _revive_one(self, point: CheckPoint, origin: TopicConfig, offset: int, now_ms: int) -> None:
+        entry = self._store.entry(point.topic, point.queue_id, offset)
+        original = message_behind(self._store, entry, point.topic, point.queue_id, offset)
+        if original is None:
+            log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)
+            return
+        try:
+            self._put.copy(self._copy(point, original, origin, offset), now_ms)
+        except RequestFailed as e:
+            if not is_final(e):
+                raise
+            self._bury_as_it_is(point, original, offset, now_ms)
+
+    def _bury_as_it_is(self, point: CheckPoint, original: StoredMessage, offset: int, now_ms: int) -> None:
+        message = _again(point, original, dict(original.properties))
+        bury(message, point.group, self._topics)
+        try:
+            self._put.copy(message, now_ms)
+        except RequestFailed as e:
+            if not is_final(e):
+                raise
+            pass_over(point.topic, point.queue_id, offset, f"it can't be given out again: {e}")
+        else:
+            log.error(
+                "%s-%d: message %d has no room for what a retry says: it is in %s now",
+                point.topic, point.queue_id, offset, message.topic,
+            )  # fmt: skip
 
     def _copy(self, point: CheckPoint, original: StoredMessage, origin: TopicConfig, offset: int) -> Message:
         properties = dict(original.properties)
@@ -216,17 +265,7 @@ class Revive:
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(point.pop_time_ms))
         properties[PROPERTY_ORIGIN_GROUP] = point.group
         properties[PROPERTY_REVIVED] = copy_mark(point, offset)
-        message = Message(
-            point.topic,
-            0,
-            original.body,
-            properties,
-            original.flag,
-            original.sys_flag,
-            original.born_timestamp_ms,
-            original.store_host,
-            original.reconsume_times + (0 if point.suspend else 1),
-        )
+        message = _again(point, original, properties)
         group = self._groups.get(point.group)
         if group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times:
             bury(message, point.group, self._topics)
@@ -249,3 +288,18 @@ class Revive:
                     self._offsets.commit(point.group, message.topic, queue_id, 0, "revive")
         if self._config.use_separate_retry_queue and original.queue_id < topic.write_queue_nums:
             message.queue_id = original.queue_id
+
+
+def _again(point: CheckPoint, original: StoredMessage, properties: dict[str, str]) -> Message:
+    """The message as it is given out once more."""
+    return Message(
+        point.topic,
+        0,
+        original.body,
+        properties,
+        original.flag,
+        original.sys_flag,
+        original.born_timestamp_ms,
+        original.store_host,
+        min(original.reconsume_times + (0 if point.suspend else 1), INT_MAX),
+    )

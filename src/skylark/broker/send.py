@@ -14,12 +14,20 @@ from typing import Final
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.halves import become_half
+from skylark.broker.internal import (
+    INTERNAL_PROPERTIES,
+    INTERNAL_TOPICS,
+    SENDERS_FLAGS,
+    is_internal,
+    part_without_internal,
+    without_internal,
+)
 from skylark.broker.locks import Locks
 from skylark.broker.message_types import check_type, place_by_priority
 from skylark.broker.parking import DELAY_PROPERTIES, recall_handle
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
-from skylark.broker.topics import FORBIDDEN_SEND_TOPICS, RETRY_PREFIX, Topics, suggest, validate_topic
+from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -29,7 +37,6 @@ from skylark.wire.message import (
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
     PROPERTY_MSG_REGION,
-    PROPERTY_POP_CK,
     PROPERTY_PRIORITY,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRACE_SWITCH,
@@ -49,10 +56,10 @@ _WAIT: Final = property_key(PROPERTY_WAIT_STORE_OK)
 _SPECIAL: Final = frozenset(
     name.encode()
     for name in DELAY_PROPERTIES
+    | INTERNAL_PROPERTIES
     | {
         PROPERTY_CLUSTER,
         PROPERTY_MSG_REGION,
-        PROPERTY_POP_CK,
         PROPERTY_PRIORITY,
         PROPERTY_TIMER_OUT_MS,
         PROPERTY_TRACE_SWITCH,
@@ -85,6 +92,8 @@ class Sends:
         self._published = published
         self._clock = clock
         self._steady_clock = steady_clock
+        # Clients can't create internal topics, so that those of the start are all.
+        self._closed = INTERNAL_TOPICS.union(t.topic_name for t in topics.all() if is_internal(t.topic_name))
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -176,6 +185,8 @@ class Sends:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
         if not parts:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
+        if request.topic.startswith(DLQ_PREFIX):
+            parts = [part_without_internal(part) for part in parts]
         if self._config.enable_topic_message_type_check:
             for part in parts:
                 check_type(topic, decode_properties(part.properties))
@@ -187,8 +198,7 @@ class Sends:
 
     def _properties(self, request: SendRequest) -> dict[str, str]:
         """The sender's properties, with what a broker adds to every message."""
-        properties = decode_properties(request.properties)
-        properties.pop(PROPERTY_POP_CK, None)
+        properties = without_internal(decode_properties(request.properties))
         return properties | _stamp(self._config.region_id, self._config.trace_on, self._config.broker_cluster_name)
 
     def _acknowledge(self, frame: Frame, appended: Appended, queue_id: int, unique_key: str | None) -> Frame:
@@ -204,7 +214,7 @@ class Sends:
         return topic
 
     def _check(self, request: SendRequest, topic: TopicConfig, connection: Connection) -> None:
-        if request.topic in FORBIDDEN_SEND_TOPICS:
+        if request.topic in self._closed:
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{request.topic}] is forbidden.")
         if not self._config.broker_permission & PERM_WRITE and topic.order:
             raise RequestFailed(
@@ -222,7 +232,7 @@ class Sends:
         remark = validate_topic(name)
         if remark is not None:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
-        if name in FORBIDDEN_SEND_TOPICS:
+        if is_internal(name):
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         is_retry = name.startswith(RETRY_PREFIX)
         sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if request.unit_mode else 0
@@ -274,7 +284,8 @@ def _message(frame: Frame, request: SendRequest, topic: TopicConfig, connection:
         frame.body,
         {},
         request.flag,
-        request.sys_flag | SYS_MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else request.sys_flag,
+        (request.sys_flag | SYS_MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else request.sys_flag)
+        & SENDERS_FLAGS,
         request.born_timestamp_ms,
         connection.peer_host,
         request.reconsume_times or 0,

@@ -32,6 +32,7 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
+from skylark.wire.numbers import java_count
 from skylark.wire.records import parse_message_id
 from skylark.wire.typed import decode_header
 
@@ -86,7 +87,7 @@ class Transactions:
             return reply
         return self._when_safe(safe, reply)
 
-    def resume(self, request: Frame, _: Connection) -> Frame:
+    def resume(self, request: Frame, _: Connection) -> Frame | Awaitable[Frame]:
         """A half that was discarded is stored again, with all its chances."""
         text = decode_header(ResumeCheckHalfMessage, request).msg_id
         try:
@@ -100,9 +101,11 @@ class Transactions:
                 f"in {TRANSACTION_CHECK_TOPIC}",
             )
         properties = message.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
-        if store_again(self._put, message, properties, HALF_TOPIC, self._clock()) is None:
+        appended = store_again(self._put, message, properties, HALF_TOPIC, self._clock())
+        if appended is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"Put message back to {HALF_TOPIC} failed.")
-        return request.reply()
+        reply = request.reply()
+        return self._put.when_flushed(appended, reply) if self._put.is_synchronous else reply
 
     def _half(self, header: EndTransaction, now_ms: int) -> StoredMessage:
         """The half that a producer ends, if it may."""
@@ -133,10 +136,9 @@ class Transactions:
         return message
 
     def _is_too_late(self, half: StoredMessage, now_ms: int) -> bool:
-        text = half.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS)
-        if text is None:
+        if PROPERTY_CHECK_IMMUNITY_SECONDS not in half.properties:
             return False
-        immunity_ms = int(text) * 1000 if text.isdecimal() else 0
+        immunity_ms = (java_count(half.properties[PROPERTY_CHECK_IMMUNITY_SECONDS]) or 0) * 1000
         return now_ms - half.born_timestamp_ms > max(immunity_ms, self._config.transaction_time_out)
 
     async def _when_safe(self, appended: Appended, reply: Frame) -> Frame:
@@ -150,7 +152,7 @@ def _committed(half: StoredMessage) -> Message:
     """The message that consumers get. It names its half, which proves that the transaction is committed."""
     properties = dict(half.properties)
     topic = properties.pop(PROPERTY_REAL_TOPIC)
-    queue_id = int(properties.pop(PROPERTY_REAL_QUEUE_ID))
+    queue_id = java_count(properties.pop(PROPERTY_REAL_QUEUE_ID, "")) or 0
     return Message(
         topic,
         queue_id,

@@ -20,12 +20,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from skylark.wire.bodies import BadBody, MessageQueue
-from skylark.wire.numbers import Byte, Int, Long, Summand, parse_long
+from skylark.wire.numbers import Int, Long, Summand, java_long
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -295,10 +295,10 @@ def _entries(info: str | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _integer(text: str) -> int:
-    try:
-        return parse_long(text)
-    except ValueError:
-        raise BadHandle(f"{text!r} should be a number") from None
+    number = java_long(text)
+    if number is None:
+        raise BadHandle(f"{text[:200]!r} should be a number")
+    return number
 
 
 def handles_of(
@@ -403,7 +403,10 @@ def decode_bits(bits: str) -> list[int]:
     return [at * 8 + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1]
 
 
-# What the revive topic holds.
+# What the revive topic holds. Numbers are checked when they are read, so that whoever follows the topic can go on.
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=127)]
+_Distances = Annotated[list[Int], msgspec.Meta(max_length=1024)]
 
 
 class CheckPoint(msgspec.Struct, kw_only=True):
@@ -412,9 +415,9 @@ class CheckPoint(msgspec.Struct, kw_only=True):
     bit_map: Int = msgspec.field(name="bm", default=0)
     broker_name: str | msgspec.UnsetType = msgspec.field(name="bn", default=msgspec.UNSET)
     group: str = msgspec.field(name="c")
-    diffs: list[Int] | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
+    diffs: _Distances | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
     invisible_ms: Summand = msgspec.field(name="it")
-    count: Byte = msgspec.field(name="n")
+    count: _Count = msgspec.field(name="n")
     pop_time_ms: Summand = msgspec.field(name="pt")
     queue_id: Int = msgspec.field(name="q")
     revive_time_ms: Long = msgspec.field(name="reviveTime", default=0)
