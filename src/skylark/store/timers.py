@@ -13,6 +13,10 @@ recovered so that each message is on the wheel once:
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
+
+A clock that was ahead leaves slots behind that were read too early. When it is right again, reading goes back to the
+present time, and what was read stays read: the slots up to there are emptied, and the timer log's units in them are
+known to be done (`timercheck.Turn`). While that is prepared, nothing is put on the wheel.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ log = logging.getLogger(__name__)
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_WINDOW_SLOTS: Final = SLOTS // 2 - 60
 _MOST_SLOTS_A_TURN: Final = 20_000
-_MOST_UNITS_A_TURN: Final = 20_000
+_MOST_UNITS_A_TURN: Final = 5_000
+_MOST_BEHIND_MS: Final = 5_000  # a clock that is set back so far is waited for
 _MARK_INTERVAL_MS: Final = 60_000  # while nothing but the time changes
 
 
@@ -80,7 +85,8 @@ class TimerStore:
         self._now_ms = now_ms
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
-        self.read_ms = self._floor(self._check.mark.read_ms or self._first_slot_ms(now_ms))
+        self._turning = False  # the clock is behind, and reading is about to go back
+        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(now_ms))
         self.pending = 0
         self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
         self._recover_wheel()
@@ -114,30 +120,38 @@ class TimerStore:
             self._revise(unit)
             end = self._log.following(unit.position)
         self._log.truncate(end)
+        self._check.units_end(self._log.end)
 
-    def _revise(self, unit: TimerUnit) -> None:
+    def _revise(self, unit: TimerUnit) -> int:
+        """Files a unit in its slot, unless it is there or done; how many more wait now."""
         slot_ms = self._floor(unit.slot_ms)
-        if slot_ms < self.read_ms:
-            return
+        turn = self._check.turn
+        if slot_ms < self.read_ms or (unit.position < turn.position and slot_ms < turn.until_ms):
+            return 0
         slot = self._wheel.slot(slot_ms)
         if slot is None:
             slot = TimerSlot(slot_ms, unit.position, unit.position, 0)
         elif slot.last >= unit.position:
-            return  # it is further than this unit; `_recover_wheel` sees whether too far
+            return 0  # it is further than this unit; `_recover_wheel` sees whether too far
+        change = -1 if unit.magic & MAGIC_DELETE else 1
         slot.last = unit.position
-        slot.count += -1 if unit.magic & MAGIC_DELETE else 1
+        slot.count += change
         self._wheel.put(slot)
+        return change
 
     def _recover_wheel(self) -> None:
         """Counts what waits. Slots that speak of units behind the end of the timer log are set to the last one there
         is: after a power failure the wheel may have been on disk before the timer log.
         """
         ahead = []
+        turn = self._check.turn
         for slot in self._wheel.slots():
             if slot.time_ms < self.read_ms or slot.last < 0:
                 continue
             if slot.last >= self._log.end:
                 ahead.append(slot)
+            elif slot.last < turn.position and slot.time_ms < turn.until_ms:
+                self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
             else:
                 self.pending += slot.count
         if not ahead:
@@ -150,8 +164,7 @@ class TimerStore:
         for unit in self._log.scan(max(first, self._log.start)):
             slot_ms = self._floor(unit.slot_ms)
             if slot_ms in moments and unit.position < self._log.end:
-                self._revise(unit)
-                self.pending += -1 if unit.magic & MAGIC_DELETE else 1
+                self.pending += self._revise(unit)
 
     def _recover_queue_offset(self) -> int:
         """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked."""
@@ -179,14 +192,58 @@ class TimerStore:
 
     # --- putting timers on the wheel ----------------------------------------------------------------------------------
     def advance(self, now_ms: int) -> None:
-        """Says what time it is. A clock that is set back changes nothing until it is back."""
+        """Says what time it is. A clock that is set back a little is waited for. Raises StoreError."""
         self._now_ms = now_ms
-        self.write_ms = max(self.write_ms, self._floor(now_ms))
+        moment_ms = self._floor(now_ms)
+        if moment_ms < self.write_ms - _MOST_BEHIND_MS:
+            self._turn_back(moment_ms)
+        else:
+            self._turning = False
+            self.write_ms = max(self.write_ms, moment_ms)
+        self._pass_read_units()
+
+    def _turn_back(self, moment_ms: int) -> None:
+        """Lets reading go back to the present time, once all that was due by the wrong clock is read and the mark on
+        disk says so: deliveries that a power failure could undo must not be forgotten.
+        """
+        if not self._turning:
+            self._turning = True
+            log.warning(
+                "the clock is %d s behind what timers were delivered up to: it was ahead, and they go back with it",
+                (self.write_ms - moment_ms) // 1000,
+            )
+            self.write_ms = self._last_slot_ms(moment_ms) + self._precision_ms
+        if self._slot is not None or self.read_ms < self.write_ms:
+            return
+        if not self._check.is_marked(self.read_ms):
+            self._changed = True
+            return
+        try:
+            self._check.turn_back(self._log.end, self.read_ms, moment_ms)
+        except OSError as error:
+            raise StoreError(f"timers can't go back with the clock: {error}") from error
+        for slot in self._wheel.slots():
+            if moment_ms <= slot.time_ms < self.read_ms:
+                self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
+        self.read_ms = self.write_ms = moment_ms
+        self._turning = False
+        self._changed = True
+
+    def _last_slot_ms(self, moment_ms: int) -> int:
+        """The last slot to be read by the wrong clock. What came late is in the present one and would stay there until
+        the clock is back. More than a week ahead it is the last one with timers: it would be in the way of new ones.
+        """
+        if self.write_ms - moment_ms < MAX_WINDOW_SLOTS * self._precision_ms:
+            return self.write_ms
+        return max([self.write_ms, *(slot.time_ms for slot in self._wheel.slots() if slot.last >= 0)])
 
     def put(self, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int) -> bool:
         """Puts the next message of the queue on the wheel: in the slot of `out_ms`, in that of `late_ms` if that has
-        been read already. False: it would come in the way of timers that are two weeks late. Raises StoreError.
+        been read already. False: not now, since it would come in the way of timers that are two weeks late, or reading
+        is about to go back. Raises StoreError.
         """
+        if self._turning:
+            return False
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if is_recall else 0)
         slot_ms = self._floor(out_ms)
         if not self._is_unread(slot_ms):
@@ -240,7 +297,15 @@ class TimerStore:
                 self._slot = self._open_slot(slot, 0)
                 return self._slot
             self.read_ms += self._precision_ms
+        self._leap()
         return None
+
+    def _leap(self) -> None:
+        """After many empty slots: on to the next one with timers, if more time has passed than the wheel has slots."""
+        if self.write_ms - self.read_ms > SLOTS * self._precision_ms:
+            slots = self._wheel.slots()
+            waiting = [slot.time_ms for slot in slots if slot.last >= 0 and slot.time_ms >= self.read_ms]
+            self.read_ms = min([self.write_ms, *waiting])
 
     @property
     def is_behind(self) -> bool:
@@ -284,12 +349,12 @@ class TimerStore:
         # yet, so recovery begins with that.
         queue_offset = self.queue_offset
         mark = TimerMark(self.read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset)
-        now_ms = self._now_ms
+        now_ms, turn = self._now_ms, self._check.turn
 
         def flush() -> None:
             self._log.sync(self._check.mark.log_position, mark.log_position + UNIT_BYTES)
             self._wheel.sync()
-            self._check.write(mark, now_ms)
+            self._check.write(mark, now_ms, turn)
 
         return flush
 
@@ -297,18 +362,19 @@ class TimerStore:
         """The mark, as Apache's slaves ask for it."""
         return self._check.encoded()
 
+    def _pass_read_units(self) -> None:
+        self._oldest = self._log.first_from(self.read_ms, self._oldest, _MOST_UNITS_A_TURN)
+
     def lowest_needed(self) -> int | None:
-        """The log offset from which on timers wait, or None. Never too high; it takes a few calls to get exact."""
-        for _ in range(_MOST_UNITS_A_TURN):
-            unit = self._log.unit(self._oldest)
-            if unit is None:
-                entry = self._store.entry(TIMER_TOPIC, 0, self.queue_offset)
-                return entry.log_offset if entry is not None else None
-            if unit.slot_ms >= self.read_ms:
-                break
-            self._oldest = self._log.following(self._oldest)
+        """The log offset from which on timers wait, or None. Never too high; after a start it takes some turns to get
+        exact.
+        """
+        self._pass_read_units()
+        if self._oldest >= self._log.end:
+            entry = self._store.entry(TIMER_TOPIC, 0, self.queue_offset)
+            return entry.log_offset if entry is not None else None
         unit = self._log.unit(self._oldest)
-        return unit.log_offset if unit is not None else None
+        return unit.log_offset if unit is not None else self._store.log_min_offset
 
     def clean(self) -> int:
         """Deletes files of the timer log whose messages are gone."""
