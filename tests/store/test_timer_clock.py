@@ -82,7 +82,7 @@ class Timers:
         self.timers.close()
 
 
-@pytest.mark.parametrize("ahead_ms", [HOUR_MS, 3 * DAY_MS, 9 * DAY_MS, 40_000 * DAY_MS])
+@pytest.mark.parametrize("ahead_ms", [HOUR_MS, 9 * DAY_MS, 40_000 * DAY_MS])
 def test_a_clock_that_was_ahead_holds_nothing_up(tmp_path: Path, ahead_ms: int) -> None:
     timers = Timers(tmp_path)
     early = timers.send(NOW_MS + 10_000)
@@ -153,12 +153,12 @@ STEPS = st.lists(
         st.tuples(st.just("flush"), st.just(0)),
         st.tuples(st.just("kill"), st.just(0)),
     ),
-    max_size=25,
+    max_size=15,
 )
 
 
 @given(STEPS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_each_comes_once_whatever_the_clock_does(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as directory:
         timers = Timers(Path(directory) / "0")

@@ -42,7 +42,7 @@ TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_WINDOW_SLOTS: Final = SLOTS // 2 - 60
 _MOST_SLOTS_A_TURN: Final = 20_000
 _MOST_UNITS_A_TURN: Final = 5_000
-_MOST_BEHIND_MS: Final = 5_000  # a clock that is set back so far is waited for
+_MOST_BEHIND_MS: Final = 5_000  # a clock that is set back no further is waited for
 _MARK_INTERVAL_MS: Final = 60_000  # while nothing but the time changes
 
 
@@ -194,13 +194,16 @@ class TimerStore:
     def advance(self, now_ms: int) -> None:
         """Says what time it is. A clock that is set back a little is waited for. Raises StoreError."""
         self._now_ms = now_ms
-        moment_ms = self._floor(now_ms)
-        if moment_ms < self.write_ms - _MOST_BEHIND_MS:
-            self._turn_back(moment_ms)
+        if self.is_ahead_of(now_ms):
+            self._turn_back(self._floor(now_ms))
         else:
             self._turning = False
-            self.write_ms = max(self.write_ms, moment_ms)
+            self.write_ms = max(self.write_ms, self._floor(now_ms))
         self._pass_read_units()
+
+    def is_ahead_of(self, now_ms: int) -> bool:
+        """Whether the clock was wrong: the time that it told before is so far ahead that it can't be waited for."""
+        return self.write_ms - now_ms > _MOST_BEHIND_MS
 
     def _turn_back(self, moment_ms: int) -> None:
         """Lets reading go back to the present time, once all that was due by the wrong clock is read and the mark on
@@ -301,11 +304,9 @@ class TimerStore:
         return None
 
     def _leap(self) -> None:
-        """After many empty slots: on to the next one with timers, if more time has passed than the wheel has slots."""
-        if self.write_ms - self.read_ms > SLOTS * self._precision_ms:
-            slots = self._wheel.slots()
-            waiting = [slot.time_ms for slot in slots if slot.last >= 0 and slot.time_ms >= self.read_ms]
-            self.read_ms = min([self.write_ms, *waiting])
+        """After many empty slots: on to the next one with timers."""
+        waiting = (slot.time_ms for slot in self._wheel.slots() if slot.last >= 0 and slot.time_ms >= self.read_ms)
+        self.read_ms = min([self.write_ms, *waiting])
 
     @property
     def is_behind(self) -> bool:
