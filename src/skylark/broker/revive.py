@@ -6,6 +6,9 @@ and a moment more, for acknowledgements that come late: its messages without an 
 topic of their group and topic, to be popped from there, or to the group's dead letters when they were tried too often.
 (Apache's broker retries for ever and leaves the dead letters to its proxy.)
 
+A check point that is due long after the present time arrived by a clock that was ahead, and is settled soon: it must
+not hold up those behind it until the clock is there again.
+
 Only what is due within these seconds is in memory. A queue's progress is the offset of the last settled check point,
 as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
 after a crash nothing is copied twice (`poprecovery.py`).
@@ -51,6 +54,7 @@ PROPERTY_REVIVED: Final = "__REVIVED"
 """The check point and the offset that a copy is of."""
 
 GRACE_MS: Final = 1_000
+_MOST_AHEAD_MS: Final = 10_000
 _MOST_READS_A_TURN: Final = 64
 _RETRY_QUEUES: Final = 1
 
@@ -66,6 +70,7 @@ class _Pending(msgspec.Struct):
 
     point: CheckPoint
     revive_offset: int
+    due_ms: int
     acked: set[int] = set()
 
 
@@ -127,7 +132,7 @@ class Revive:
         for queue in self._queues:
             is_read = self._read(queue)
             try:
-                self._settle(queue, due_ms if is_read else queue.seen_ms, now_ms)
+                self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
             except RequestFailed as e:
                 log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
                 continue
@@ -160,7 +165,7 @@ class Revive:
             if message.tags == CHECK_POINT_TAG:
                 point = decode_check_point(message.body)
                 # Timers may deliver one twice around a crash: what was acknowledged in the first one stays so.
-                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset))
+                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset, point.revive_time_ms))
             elif message.tags in (ACK_TAG, BATCH_ACK_TAG):
                 ack = decode_ack(message.body)
                 pending = queue.pending.get(ack.key)
@@ -178,7 +183,8 @@ class Revive:
         settled = UNKNOWN
         try:
             for key, pending in list(queue.pending.items()):
-                if due_ms - pending.point.revive_time_ms <= GRACE_MS:
+                pending.due_ms = min(pending.due_ms, now_ms + _MOST_AHEAD_MS)
+                if due_ms - pending.due_ms <= GRACE_MS:
                     break
                 self._revive(pending, now_ms)
                 del queue.pending[key]
