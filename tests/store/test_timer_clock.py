@@ -104,6 +104,33 @@ def test_a_clock_that_was_ahead_holds_nothing_up(tmp_path: Path, ahead_ms: int) 
     timers.close()
 
 
+def test_timers_of_a_clock_that_was_weeks_ahead_wait_on(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.settle(NOW_MS)
+    wrong_ms = NOW_MS + 14 * DAY_MS  # the wheel has as many slots
+    far = [timers.send(wrong_ms + 20_000), timers.send(wrong_ms + 21_000)]
+    timers.settle(wrong_ms)
+    timers.settle(NOW_MS)
+    near = [timers.send(NOW_MS + 20_000), timers.send(NOW_MS + 20_000)]
+    assert timers.settle(NOW_MS + 22_000) == []
+    assert timers.settle(NOW_MS + 23_000) == near
+    assert timers.settle(wrong_ms + 22_000) == far
+    timers.close()
+
+
+def test_a_clock_that_starts_in_1970_brings_nothing_early(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    soon, later = timers.send(NOW_MS + 60_000), timers.send(NOW_MS + 2 * DAY_MS)
+    timers.settle(NOW_MS)
+    timers.close()
+    timers = Timers(tmp_path, 5_000)
+    assert timers.settle(5_000) == []
+    assert timers.settle(NOW_MS + 50_000) == []
+    assert timers.settle(NOW_MS + 61_000) == [soon]
+    assert timers.settle(NOW_MS + 3 * DAY_MS) == [later]
+    timers.close()
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_broker_that_stopped_while_the_clock_was_ahead(tmp_path: Path, is_killed: bool) -> None:
     timers = Timers(tmp_path / "a")

@@ -12,11 +12,13 @@
     96  reading began once more, since the clock had been ahead, before this moment,
    104  at this one, ms
    112  ours: counter of the version at that time
+   120  ours: the first moment above again, and
+   128  how many timers of its slot are done, as far as that is on disk
 
-The first part is written after everything that it speaks of is on disk. What is being read is written with each
-delivery, through a mapping, so that it survives the death of the process; it counts only if the log still reaches as
-far as it says, since after a power failure it may have reached the disk when the log did not. A turn back is on disk
-before anything is built on it.
+The first part, with the last two, is written after everything that it speaks of is on disk. What is being read is
+written with each delivery, through a mapping, so that it survives the death of the process; it counts only if the log
+still reaches as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
+back is on disk before anything is built on it.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ _READING: Final = struct.Struct(">3q")
 _READING_AT: Final = 64
 _TURN: Final = struct.Struct(">4q")
 _TURN_AT: Final = _READING_AT + _READING.size
+_DONE: Final = struct.Struct(">2q")
+_DONE_AT: Final = _TURN_AT + _TURN.size
 
 
 class TimerMark(msgspec.Struct, frozen=True):
-    """The values of the first part."""
+    """The values of the first part, and how many timers of the slot `read_ms` are done."""
 
     read_ms: int = 0
     log_position: int = 0
     queue_offset: int = 0
+    done: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -76,7 +81,8 @@ class TimerCheck:
         read_ms, log_position, queue_offset, _, self._state, self._version_ms, self._counter = (
             max(value, 0) for value in _FIELDS.unpack_from(self._map)
         )
-        self.mark = TimerMark(read_ms, log_position, queue_offset)
+        done_ms, done = _DONE.unpack_from(self._map, _DONE_AT)
+        self.mark = TimerMark(read_ms, log_position, queue_offset, done if done_ms == read_ms else 0)
         self.reading = Reading(*_READING.unpack_from(self._map, _READING_AT))
         self.turn = Turn(*_TURN.unpack_from(self._map, _TURN_AT))
         self._marked: Turn | None = None  # that of the last mark that was written
@@ -97,6 +103,7 @@ class TimerCheck:
             self._counter += 1
             self._version_ms = now_ms
             self._map[: _FIELDS.size] = self._encode(mark)
+            _DONE.pack_into(self._map, _DONE_AT, mark.read_ms, mark.done)
             os.fdatasync(self._fd)
             self.mark, self._marked = mark, turn
 

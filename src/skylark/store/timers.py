@@ -32,7 +32,7 @@ import msgspec
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.segments import sync_directory
 from skylark.store.store import Store
-from skylark.store.timercheck import TimerCheck, TimerMark
+from skylark.store.timercheck import Reading, TimerCheck, TimerMark
 from skylark.store.timerlog import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, TimerLog, TimerUnit
 from skylark.store.timerwheel import SLOTS, TimerSlot, TimerWheel
 
@@ -179,10 +179,12 @@ class TimerStore:
         return min(max(known, low), high)
 
     def _recover_reading(self) -> None:
-        """Goes on within the slot that was being read when the process died."""
-        reading = self._check.reading
+        """Goes on within the slot that was being read when the process died; after a power failure, behind what was
+        on disk for certain.
+        """
+        reading, mark = self._check.reading, self._check.mark
         if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.log_max_offset:
-            return
+            reading = Reading(self.read_ms, mark.done if mark.read_ms == self.read_ms else 0)
         self.read_ms = self._floor(reading.slot_ms)
         self.pending = sum(
             slot.count for slot in self._wheel.slots() if slot.time_ms >= self.read_ms and slot.last >= 0
@@ -215,7 +217,8 @@ class TimerStore:
                 "the clock is %d s behind what timers were delivered up to: it was ahead, and they go back with it",
                 (self.write_ms - moment_ms) // 1000,
             )
-            self.write_ms = self._last_slot_ms(moment_ms) + self._precision_ms
+            # What came late is in the present slot, and would stay there until the clock is back.
+            self.write_ms += self._precision_ms
         if self._slot is not None or self.read_ms < self.write_ms:
             return
         if not self._check.is_marked(self.read_ms):
@@ -231,14 +234,6 @@ class TimerStore:
         self.read_ms = self.write_ms = moment_ms
         self._turning = False
         self._changed = True
-
-    def _last_slot_ms(self, moment_ms: int) -> int:
-        """The last slot to be read by the wrong clock. What came late is in the present one and would stay there until
-        the clock is back. More than a week ahead it is the last one with timers: it would be in the way of new ones.
-        """
-        if self.write_ms - moment_ms < MAX_WINDOW_SLOTS * self._precision_ms:
-            return self.write_ms
-        return max([self.write_ms, *(slot.time_ms for slot in self._wheel.slots() if slot.last >= 0)])
 
     def put(self, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int) -> bool:
         """Puts the next message of the queue on the wheel: in the slot of `out_ms`, in that of `late_ms` if that has
@@ -260,6 +255,11 @@ class TimerStore:
         if slot_ms - self.read_ms >= SLOTS * self._precision_ms:
             return False
         slot = self._wheel.slot(slot_ms)
+        if slot is None and self._wheel.is_taken(slot_ms, self.read_ms):
+            # By a clock that was weeks ahead timers were put there that wait on: this one comes a little later.
+            while self._wheel.is_taken(slot_ms, self.read_ms):
+                slot_ms += self._precision_ms
+            slot = self._wheel.slot(slot_ms)
         previous = slot.last if slot is not None else -1
         position = self._log.append(
             previous, magic, self.write_ms, slot_ms, entry.log_offset, entry.size_bytes, topic_hash
@@ -331,6 +331,7 @@ class TimerStore:
         assert slot is not None
         slot.done += 1
         self._check.note(slot.time_ms, slot.done, log_end_offset)
+        self._changed = True
 
     def finish_slot(self) -> None:
         slot, self._slot = self._slot, None
@@ -349,7 +350,9 @@ class TimerStore:
         # The offset first: whatever it counts has its unit and its slot. The slot of the last unit may not be written
         # yet, so recovery begins with that.
         queue_offset = self.queue_offset
-        mark = TimerMark(self.read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset)
+        slot, read_ms = self._slot, self.read_ms
+        done = slot.done if slot is not None and slot.time_ms == read_ms else 0
+        mark = TimerMark(read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset, done)
         now_ms, turn = self._now_ms, self._check.turn
 
         def flush() -> None:
