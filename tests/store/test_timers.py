@@ -122,6 +122,25 @@ def test_each_is_due_once_in_its_second_whatever_is_cut_off(delays: list[int], d
         shutil.rmtree(root, ignore_errors=True)
 
 
+@pytest.mark.parametrize("damage", [b"\0", b"\xff"])
+@pytest.mark.parametrize("wheel_is_lost", [False, True])
+def test_a_damaged_unit_costs_one_timer_at_most(tmp_path: Path, damage: bytes, wheel_is_lost: bool) -> None:
+    timers = Timers(tmp_path)
+    timers.send(*[5] * 40, 6, *[5] * 60)  # in two files
+    timers.follow()
+    timers.close()
+    with (tmp_path / "timerlog" / ("0" * 20)).open("rb+") as file:
+        file.seek(30 * UNIT_BYTES)
+        file.write(damage * UNIT_BYTES)
+    if wheel_is_lost:
+        (tmp_path / "timerwheel").unlink()
+    timers = Timers(tmp_path)
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [offset for offset in range(101) if offset not in (30, 40)]
+    assert timers.due(NOW_MS + 7000) == [40]
+    timers.close()
+
+
 def test_slots_ahead_of_the_timer_log_are_set_back(tmp_path: Path) -> None:
     timers = Timers(tmp_path)
     timers.send(5, 5)

@@ -141,10 +141,16 @@ class TimerLog:
             most -= count
         return position
 
-    def scan(self, position: int) -> Iterator[TimerUnit]:
-        """The units from a position on, up to the first bytes that are not one."""
-        while (unit := self._unit(position)) is not None:
-            yield unit
+    def scan(self, position: int, known_end: int = 0) -> Iterator[TimerUnit]:
+        """The units from a position on, up to the first bytes that are not one. Before a known end such bytes are
+        damage, and passed over.
+        """
+        while position - position % self._file_bytes in self._segments:
+            unit = self._unit(position)
+            if unit is not None:
+                yield unit
+            elif position >= known_end:
+                return
             position = self.following(position)
 
     def last(self) -> TimerUnit | None:

@@ -114,7 +114,7 @@ class TimerStore:
         if (position - base) % UNIT_BYTES:
             position = base
         end = position
-        for unit in self._log.scan(position):
+        for unit in self._log.scan(position, self._check.mark.log_position):
             if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
                 break
             self._revise(unit)
@@ -161,7 +161,7 @@ class TimerStore:
         for slot in ahead:
             self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
         moments = {slot.time_ms for slot in ahead}
-        for unit in self._log.scan(max(first, self._log.start)):
+        for unit in self._log.scan(max(first, self._log.start), self._log.end):
             slot_ms = self._floor(unit.slot_ms)
             if slot_ms in moments and unit.position < self._log.end:
                 self.pending += self._revise(unit)
@@ -314,12 +314,26 @@ class TimerStore:
 
     def _open_slot(self, slot: TimerSlot, done: int) -> DueSlot:
         positions, recalls = array("q"), array("q")
-        unit = self._log.unit(slot.last)
-        while unit is not None:
-            (recalls if unit.is_recall else positions).append(unit.position)
-            # The chain leads backwards; anything else would be damage, and might lead round and round.
-            unit = self._log.unit(unit.previous) if unit.previous < unit.position else None
+        position = slot.last
+        while position >= self._log.start:
+            unit = self._log.unit(position)
+            # The chain leads backwards; anything else is damage, and might lead round and round.
+            if unit is None or unit.previous >= position:
+                log.error("the timer log is damaged at %d: the timers of %d are searched for", position, slot.time_ms)
+                return self._search_slot(slot, done)
+            (recalls if unit.is_recall else positions).append(position)
+            position = unit.previous
         positions.reverse()
+        return DueSlot(slot.time_ms, positions, recalls, done)
+
+    def _search_slot(self, slot: TimerSlot, done: int) -> DueSlot:
+        """The timers of a slot whose chain is broken."""
+        positions, recalls = array("q"), array("q")
+        for unit in self._log.scan(max(slot.first, self._log.start), self._log.end):
+            if unit.position > slot.last:
+                break
+            if self._floor(unit.slot_ms) == slot.time_ms:
+                (recalls if unit.is_recall else positions).append(unit.position)
         return DueSlot(slot.time_ms, positions, recalls, done)
 
     def unit(self, position: int) -> TimerUnit | None:
