@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from broker.live import Live, MovableClock, live_broker
-from broker.pop_broker import Popped, popped
+from broker.pop_broker import Popped, bodies, popped
 from skylark.wire import pop
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding
 
 TOPIC, GROUP = "orders", "workers"
 INVISIBLE_MS = 60_000
+HOUR_MS = 3_600_000
 
 
 async def take(live: Live, **more: object) -> list[Popped]:
@@ -81,6 +84,39 @@ def test_a_pop_survives_a_restart(tmp_path: Path) -> None:
             clock.ahead_ms += 2 * INVISIBLE_MS
             (again,) = await take_all(live, 1)
             assert again.body == taken[1].body
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_popped_comes_back_although_the_clock_was_ahead(tmp_path: Path, is_restarted: bool) -> None:
+    async def main() -> None:
+        clock = MovableClock()
+        settings = {"reviveInterval": 50, "reviveQueueNum": 1}
+        async with live_broker(tmp_path, clock, **settings) as live:
+            await live.send(TOPIC, b"early")
+            await take_all(live, 1)
+            clock.ahead_ms += HOUR_MS
+            (early,) = await take_all(live, 1)  # so far have the timers come
+            assert early.body == "early"
+            await acknowledge(live, early)
+            await live.send(TOPIC, b"meanwhile")
+            assert await take(live, invisibleTime=1000)
+            clock.ahead_ms -= HOUR_MS
+            if not is_restarted:
+                await comes_back(live, clock)
+        if is_restarted:
+            async with live_broker(tmp_path, clock, **settings) as live:
+                await comes_back(live, clock)
+
+    async def comes_back(live: Live, clock: MovableClock) -> None:
+        await live.send(TOPIC, b"after")
+        taken = await take_all(live, 1)
+        while "after" not in bodies(taken):
+            taken += await take_all(live, 1)
+        clock.ahead_ms += 2 * INVISIBLE_MS
+        while {each.body for each in taken if each.message.reconsume_times} != {"meanwhile", "after"}:
+            taken += await take_all(live, 1)
 
     asyncio.run(main())
 

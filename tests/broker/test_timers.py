@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,9 +20,9 @@ from skylark.store import TIMER_TOPIC, Appended, Store, StoreConfig
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import Message, StoredMessage
+from skylark.wire.message import PROPERTIES_MAX_BYTES, Message, StoredMessage
 from skylark.wire.recall import RecallHandle
-from skylark.wire.records import encode_host
+from skylark.wire.records import encode_host, encode_properties
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 24 * 3600 * 1000
@@ -241,6 +243,150 @@ def test_what_is_no_timer_is_passed_over(tmp_path: Path) -> None:
     small.turn(NOW_MS)
     assert small.turn(NOW_MS + 5000) == [b"first", b"good"]
     assert sorted(topic for topic, _ in small.store.queues()) == [TIMER_TOPIC, "t"]
+    small.close()
+
+
+LONG = "9" * 5000
+HOST = encode_host("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("window", [2 * 24 * 3600, 2])
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"TIMER_OUT_MS": LONG},
+        {"TIMER_ROLL_TIMES": LONG},
+        {"TIMER_ROLL_TIMES": "\u0663"},
+        {"REAL_QID": LONG},
+        {"REAL_QID": str(2**31)},
+        {"TIMER_DELAY_MS": LONG, "TIMER_DELIVER_MS": LONG, "TIMER_ENQUEUE_MS": LONG, "TIMER_DEQUEUE_MS": LONG},
+        {"DELAY": LONG},
+        {"REAL_TOPIC": TIMER_TOPIC, "REAL_QID": "0"},
+        {"REAL_TOPIC": "SCHEDULE_TOPIC_XXXX", "REAL_QID": "0", "DELAY": "1"},
+        {"TIMER_DEL_UNIQKEY": LONG},
+    ],
+    ids=lambda properties: "+".join(properties) if isinstance(properties, dict) else str(properties),
+)
+def test_nothing_that_a_record_says_stops_those_behind_it(
+    tmp_path: Path, properties: dict[str, str], window: int
+) -> None:
+    small = Small(tmp_path, timer_roll_window_slot=window)
+    for _ in range(2):  # one that is followed, and one that is put on the wheel when it comes
+        parked = {"TIMER_OUT_MS": str(NOW_MS + 4000), "REAL_TOPIC": "t", "REAL_QID": "9", **properties}
+        small.store.append(Message(TIMER_TOPIC, 0, b"bad", parked, born_host=HOST), NOW_MS)
+        small.turn(NOW_MS)
+    small.send(b"good", NOW_MS, TIMER_DELAY_SEC="5")
+    for second in range(6):
+        bodies = small.turn(NOW_MS + second * 1000)
+    assert bodies == [b"good"]
+    end = small.store.log_max_offset
+    small.turn(NOW_MS + 60_000)
+    assert small.store.log_max_offset == end, "nothing goes round"
+    small.close()
+
+
+@pytest.mark.parametrize("what", ["body", "size", "magic", "topic length", "queue entry"])
+def test_a_damaged_record_stops_nothing(tmp_path: Path, what: str) -> None:
+    small = Small(tmp_path)
+    bad = small.send(b"damaged", NOW_MS, TIMER_DELAY_SEC="5")
+    small.send(b"good", NOW_MS, TIMER_DELAY_SEC="5")
+    small.close()
+    at = {"size": 0, "magic": 4, "body": 88, "topic length": 88 + len(b"damaged")}
+    path = tmp_path / "commitlog" / ("0" * 20)
+    if what == "queue entry":
+        path = tmp_path / "consumequeue" / TIMER_TOPIC / "0" / ("0" * 20)
+    with path.open("rb+") as file:
+        file.seek(bad.log_offsets[0] + at.get(what, 7))
+        file.write(b"\x77")
+    small = Small(tmp_path)
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 5000) == [b"good"]
+    small.close()
+
+
+def test_a_timer_with_hardly_any_room_for_properties_is_delivered(tmp_path: Path) -> None:
+    small = Small(tmp_path, timer_roll_window_slot=2)
+    small.send(b"?", NOW_MS, TIMER_DELAY_SEC="5", padding="x")
+    (empty,) = small.delivered(TIMER_TOPIC, 0)
+    room = PROPERTIES_MAX_BYTES - len(encode_properties({**empty.properties, "UNIQ_KEY": "full"}))
+    with pytest.raises(RequestFailed):
+        small.send(b"full", NOW_MS, TIMER_DELAY_SEC="5", padding="x" * (room + 2))
+    small.send(b"full", NOW_MS, TIMER_DELAY_SEC="5", padding="x" * (room + 1))
+    small.send(b"good", NOW_MS, TIMER_DELAY_SEC="5")
+    for second in range(6):
+        bodies = small.turn(NOW_MS + second * 1000)
+    assert bodies == [b"?", b"full", b"good"]
+    small.close()
+
+
+def test_a_message_that_is_too_large_by_now_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = Small(tmp_path)
+    small.send(b"x" * 1000, NOW_MS, "large", TIMER_DELAY_SEC="5")
+    small.send(b"good", NOW_MS, TIMER_DELAY_SEC="5")
+    small.store.config.max_message_bytes = 500
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 5000) == [b"good"]
+    assert "is dropped: the message is illegal" in caplog.text
+    small.close()
+
+
+def test_timers_that_are_switched_off_do_not_expire(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    small.send(b"x", NOW_MS, TIMER_DELAY_SEC="5")
+    small.send(b"y", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    for _ in range(4):
+        small.store.append(Message("u", 0, bytes(400_000), {}), NOW_MS)
+    small.close()
+    for file in (tmp_path / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    small = Small(tmp_path, timer_wheel_enable=False)
+    small.store.delete_expired_soon()
+    assert small.store.clean(NOW_MS).log_files == 0, "not before the first turn either"
+    small.turn(NOW_MS)
+    assert small.store.clean(NOW_MS).log_files == 0
+    small.config.timer_wheel_enable = True
+    assert small.turn(NOW_MS + 10_000) == [b"x", b"y"]
+    small.config.timer_wheel_enable = False
+    small.turn(NOW_MS + 10_000)
+    assert small.store.clean(NOW_MS).log_files == 1, "none waits any more"
+    small.close()
+
+
+def test_timers_come_by_the_right_clock_after_it_was_ahead(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    small.send(b"first", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 3_600_000) == [b"first"], "early, by the wrong clock"
+    small.send(b"second", NOW_MS + 3_000, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS + 3_000)
+    assert small.timers.delivered_to_ms(NOW_MS + 3_000) > NOW_MS + 3_000_000
+    small.store.flush()
+    small.turn(NOW_MS + 4_000)
+    assert small.timers.delivered_to_ms(NOW_MS + 4_000) == NOW_MS + 4_000
+    assert small.turn(NOW_MS + 7_999) == [b"first"]
+    assert small.turn(NOW_MS + 8_000) == [b"first", b"second"]
+    small.close()
+
+
+def test_a_kill_under_load_repeats_one_message_at_most(tmp_path: Path) -> None:
+    small = Small(tmp_path / "0", mapped_file_size_timer_log=1 << 16)
+    sent = 0
+    for life in range(3):
+        for second in range(life * 10, life * 10 + 10):
+            for _ in range(5):
+                small.send(b"%d" % sent, NOW_MS + second * 1000, TIMER_DELAY_SEC="2")
+                sent += 1
+            small.turn(NOW_MS + second * 1000)
+            if second % 3 == 0:
+                small.store.flush()
+        copy = tmp_path / str(life + 1)
+        shutil.copytree(tmp_path / str(life), copy, ignore=shutil.ignore_patterns("lock"))
+        small.close()
+        small = Small(copy, mapped_file_size_timer_log=1 << 16)
+    bodies = small.turn(NOW_MS + 60_000)
+    assert set(bodies) == {b"%d" % number for number in range(sent)}
+    assert len(bodies) <= sent + 3
     small.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,92 @@ def test_forcible_cleaning_can_be_switched_off(tmp_path: Path) -> None:
         store.flush()
         age(store, [0.1], at_hour(9))
         assert store.clean(at_hour(9)).log_files == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "usage", "fresh_go", "writeable"),
+    [
+        ({"disk_clean_forcibly_ratio": 99}, 0.86, True, True),  # taken as 85
+        ({"disk_clean_forcibly_ratio": 5}, 0.30, False, True),  # taken as 30
+        ({"disk_clean_forcibly_ratio": 5}, 0.31, True, True),
+        ({"disk_warning_ratio": 99}, 0.91, True, False),  # taken as 90
+        ({"disk_warning_ratio": 5, "clean_forcibly": False}, 0.35, False, True),  # taken as 35
+        ({"disk_warning_ratio": 5, "clean_forcibly": False}, 0.36, False, False),
+        ({"clean_forcibly": False}, 0.95, False, False),
+    ],
+)
+def test_apaches_limits_of_the_ratios(
+    tmp_path: Path, settings: dict[str, Any], usage: float, fresh_go: bool, writeable: bool
+) -> None:
+    with small_store(tmp_path, disk_usage=lambda path: usage, **settings) as store:
+        fill(store, 40)
+        store.flush()
+        assert (store.clean(at_hour(9)).log_files > 0, store.writeable) == (fresh_go, writeable)
+
+
+@pytest.mark.parametrize(("percent", "usage", "expired_go"), [(1, 0.10, False), (1, 0.11, True), (100, 0.96, True)])
+def test_apaches_limits_of_the_ratio_for_what_has_expired(
+    tmp_path: Path, percent: int, usage: float, expired_go: bool
+) -> None:
+    settings: dict[str, Any] = {"disk_max_used_ratio": percent, "clean_forcibly": False}
+    with small_store(tmp_path, disk_usage=lambda path: usage, **settings) as store:
+        fill(store, 40)
+        store.flush()
+        age(store, [80], at_hour(9))
+        assert (store.clean(at_hour(9)).log_files > 0) is expired_go
+
+
+def test_messages_that_had_not_expired_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_store(tmp_path, disk_usage=lambda path: 0.87, delete_batch_max=2) as store:
+        for _ in range(20):
+            fill(store, 1, "a")
+            fill(store, 1, "b", 3)
+        fill(store, 1, "quiet")
+        store.flush()
+        age(store, [80])
+        store.clean(at_hour(3))
+        expired = first_of_segment(store, "a", 1)
+        (record,) = [record for record in caplog.records if "before the 72 hours" in record.message]
+        assert record.levelname == "ERROR"
+        gone_a, gone_b = store.min_offset("a", 0), store.min_offset("b", 3)
+        assert 0 < expired < gone_a
+        assert f"a-0 {expired} to {gone_a - 1}" in record.message
+        assert f"b-3 {expired} to {gone_b - 1}" in record.message
+        assert f"over, {gone_a + gone_b - 2 * expired} messages: " in record.message
+        assert "quiet" not in record.message
+        caplog.clear()
+        age(store, [80, 80])
+        store.clean(at_hour(3))
+        assert "before the 72 hours" not in caplog.text, "what has expired goes quietly"
+
+
+def first_of_segment(store: Store, topic: str, segment: int) -> int:
+    """The messages have the same size and come by turns: how many of a topic lay before a segment."""
+    entry = store.entry(topic, 0, store.max_offset(topic, 0) - 1)
+    assert entry is not None
+    return -(-segment * (2048 // entry.size_bytes) // 2)
+
+
+def test_many_queues_follow_in_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_store(tmp_path, disk_usage=lambda path: 0.87, delete_batch_max=99) as store:
+        for queue_id in range(150):
+            fill(store, 1, "many", queue_id)
+        fill(store, 1, "last")
+        store.flush()
+        turns = [store.clean(at_hour(9))]
+        assert turns[0].log_files > 10
+        followed = sum(store.min_offset("many", queue_id) for queue_id in range(150))
+        assert 0 < followed <= 64
+        statuses = {store.read("many", queue_id, 0, 32).status for queue_id in range(100)}
+        assert statuses == {ReadStatus.OFFSET_TOO_SMALL, ReadStatus.MESSAGE_WAS_REMOVING}
+        store.delete_topic("last")
+        while turns[-1].more:
+            turns.append(store.clean(at_hour(9)))
+        assert len(turns) == 3
+        gone = sum(store.min_offset("many", queue_id) for queue_id in range(150))
+        assert gone > 128
+        assert f"over, {gone} messages: many-0 0 to 0, many-1 0 to 0," in caplog.text
+        assert f" and of {gone - 20} more queues" in caplog.text
 
 
 def test_a_queue_whose_messages_are_all_gone_keeps_its_end(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from skylark.wire.bodies import BadBody, decode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import BadFrame, Encoding, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
-from skylark.wire.numbers import parse_long
 from skylark.wire.sending import decode_send
 from skylark.wire.typed import BadHeader, decode_header
 from wire.poisoned import TOO_LARGE, integers, sample, structs_of, variants
@@ -96,14 +95,3 @@ def test_a_compressed_registration_with_a_number_out_of_range_is_refused(line: s
     for bad in (2**31, *TOO_LARGE):
         with pytest.raises(BadBody):
             parse(line.format(bad).encode())
-
-
-@pytest.mark.parametrize("text", ["9223372036854775808", "-9223372036854775809", "9" * 5000, "", "x", "1.5"])
-def test_a_text_that_is_no_long(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse_long(text)
-
-
-def test_a_text_that_is_a_long() -> None:
-    assert parse_long("-9223372036854775808") == -(2**63)
-    assert parse_long("9223372036854775807") == 2**63 - 1

@@ -96,7 +96,7 @@ class Broker:
         self._tasks.append(asyncio.create_task(self._registration.run()))
         for work in (
             self._deliver, self._deliver_timers, self._revive, self._write_ops, self._check_transactions,
-            self._save_tables, self._write_held, self._keep_house,
+            self._save_tables, self._write_held, self._keep_house, self._clean_store,
         ):  # fmt: skip
             self._tasks.append(asyncio.create_task(_repeat(work)))
         return port
@@ -296,9 +296,12 @@ class Broker:
         self._clients.expire(now_ms)
         self._filters.clean(now_ms)
         self._filter_servers.expire()
-        self._store.clean(now_ms)
-        self._timers.clean()
         return _HOUSEKEEPING_INTERVAL_S
+
+    def _clean_store(self) -> float:
+        more = self._store.clean(self._clock()).more
+        self._timers.clean()
+        return 0 if more else _HOUSEKEEPING_INTERVAL_S
 
 
 def with_short_codes(handlers: dict[int, Handler]) -> dict[int, Handler]:
@@ -376,6 +379,9 @@ def _apply_to_store(store_config: StoreConfig, config: BrokerConfig) -> None:
     store_config.file_reserved_hours = config.file_reserved_time
     store_config.delete_when = config.delete_when
     store_config.disk_max_used_ratio = config.disk_max_used_space_ratio
+    store_config.disk_clean_forcibly_ratio = config.disk_space_clean_forcibly_ratio
+    store_config.disk_warning_ratio = config.disk_space_warning_level_ratio
+    store_config.clean_forcibly = config.clean_file_forcibly_enable
     store_config.max_transfer_bytes_in_memory = config.max_transfer_bytes_on_message_in_memory
     store_config.max_transfer_count_in_memory = config.max_transfer_count_on_message_in_memory
     store_config.max_transfer_bytes_on_disk = config.max_transfer_bytes_on_message_in_disk

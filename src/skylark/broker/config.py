@@ -189,7 +189,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
         ),
     ] = "04"
     file_reserved_time: Count = 72
-    disk_max_used_space_ratio: Annotated[int, Meta(ge=10, le=95)] = 75
+    disk_max_used_space_ratio: Percent = 75
+    disk_space_clean_forcibly_ratio: Percent = 85
+    disk_space_warning_level_ratio: Percent = 90
+    clean_file_forcibly_enable: bool = True
     message_index_enable: bool = True
     max_hash_slot_num: Count = 5_000_000
     max_index_num: Count = 20_000_000
@@ -201,10 +204,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 UPDATABLE_KEYS = frozenset(
     """
     accessMessageInMemoryMaxRatio allowRecallWhenBrokerNotWriteable appendTopicForTimerDeleteKey
-    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission compressedRegister defaultMessageRequestMode
-    defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio
-    enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableSplitRegistration enableTopicMessageTypeCheck
-    fileReservedTime
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission cleanFileForciblyEnable compressedRegister
+    defaultMessageRequestMode defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen
+    diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio enableMixedMessageType
+    enablePropertyFilter enableRetryTopicV2 enableSplitRegistration enableTopicMessageTypeCheck fileReservedTime
     filterDataCleanTimeSpan filterSupportRetry initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval
     longPollingEnable maxMessageSize maxMsgsNumBatch maxPopPollingSize maxTransferBytesOnMessageInDisk
     maxTransferBytesOnMessageInMemory

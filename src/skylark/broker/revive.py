@@ -6,6 +6,9 @@ and a moment more, for acknowledgements that come late: its messages without an 
 topic of their group and topic, to be popped from there, or to the group's dead letters when they were tried too often.
 (Apache's broker retries for ever and leaves the dead letters to its proxy.)
 
+A check point that is due long after the present time arrived by a clock that was ahead, and is settled soon: it must
+not hold up those behind it until the clock is there again.
+
 Only what is due within these seconds is in memory. A queue's progress is the offset of the last settled check point,
 as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
 after a crash nothing is copied twice (`poprecovery.py`).
@@ -133,7 +136,7 @@ class Revive:
         for queue in self._queues:
             is_read = self._read(queue)
             try:
-                self._settle(queue, due_ms if is_read else queue.seen_ms, now_ms)
+                self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
             except RequestFailed as e:
                 log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
                 continue
@@ -203,6 +206,7 @@ class Revive:
         settled = UNKNOWN
         try:
             for key, pending in list(queue.pending.items()):
+                pending.due_ms = min(pending.due_ms, now_ms + _MOST_AHEAD_MS)
                 if due_ms - pending.due_ms <= GRACE_MS:
                     break
                 self._revive(pending, now_ms)

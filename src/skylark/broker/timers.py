@@ -8,7 +8,11 @@ well, together with its recall.
 A slot is delivered in the order of its queue. When the broker dies meanwhile, it goes on behind what was delivered; the
 last message may come twice.
 
-The files are opened when there is a first timer: a broker that has none pays nothing.
+Nothing that a record holds stops those behind it: a message that is no timer, or can't be delivered, is logged and
+passed over. Only a store that takes no messages makes timers wait.
+
+The files are opened when there is a first timer: a broker that has none pays nothing. They are opened as well when
+timers are switched off: those that wait do not expire.
 """
 
 from __future__ import annotations
@@ -23,9 +27,19 @@ import msgspec
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.put import Put
-from skylark.broker.topics import validate_topic
+from skylark.broker.topics import SCHEDULE_TOPIC, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store import TIMER_TOPIC, Appended, DueSlot, QueueEntry, Store, StoreError, TimerConfig, TimerStore
+from skylark.store import (
+    TIMER_TOPIC,
+    Appended,
+    DueSlot,
+    QueueEntry,
+    Store,
+    StoreError,
+    TimerConfig,
+    TimerStore,
+    TimerUnit,
+)
 from skylark.store.tables import TimerMetrics, TopicTimers, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -48,7 +62,8 @@ from skylark.wire.records import decode_record, java_hash
 log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 500
-_MAX_QUEUE_ID: Final = 2**31 - 1
+_MAX_INT: Final = 2**31 - 1
+_INT_DIGITS: Final = 10
 _TIME_DIGITS: Final = 14  # enough until the year 5138
 
 NO_TIMERS: Final = {
@@ -76,8 +91,9 @@ class Rate(msgspec.Struct):
     per_second: float = 0.0
 
     def tick(self, now_ms: int) -> None:
-        if now_ms - self.since_ms >= 1000:
-            self.per_second = self.count * 1000 / (now_ms - self.since_ms) if self.since_ms else 0.0
+        passed_ms = now_ms - self.since_ms
+        if not 0 <= passed_ms < 1000:  # the clock may have been set back
+            self.per_second = self.count * 1000 / passed_ms if self.since_ms and passed_ms > 0 else 0.0
             self.count, self.since_ms = 0, now_ms
 
 
@@ -101,6 +117,7 @@ class Timers:
         self._put_rate, self._delivery_rate = Rate(), Rate()
         put.parking.timers_at = self._waiting_at
         put.on_timer = self._came
+        store.keep(self._flush_later, self._lowest_needed)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -110,10 +127,8 @@ class Timers:
 
     def turn(self, now_ms: int) -> bool:
         """Puts on the wheel what is new and delivers what is due, so many at the most. True if there is more to do."""
-        if not self._config.timer_wheel_enable:
-            return False
         timers = self._timers or self._open(now_ms)
-        if timers is None:
+        if timers is None or not self._config.timer_wheel_enable:
             return False
         timers.advance(now_ms)
         self._put_rate.tick(now_ms)
@@ -134,8 +149,17 @@ class Timers:
             ),
             now_ms,
         )
-        self._store.keep(self._timers.flush_later, self._timers.lowest_needed)
         return self._timers
+
+    def _flush_later(self) -> Callable[[], None]:
+        return self._timers.flush_later() if self._timers is not None else lambda: None
+
+    def _lowest_needed(self) -> int | None:
+        """Where the log must not expire. As long as the files can't be opened, everything in the queue may wait."""
+        if self._timers is not None:
+            return self._timers.lowest_needed()
+        entry = self._store.entry(TIMER_TOPIC, 0, self._store.min_offset(TIMER_TOPIC, 0))
+        return entry.log_offset if entry is not None else None
 
     def delivered_to_ms(self, now_ms: int) -> int:
         """The time up to which everything that was due is delivered."""
@@ -156,16 +180,18 @@ class Timers:
     def _follow(self, timers: TimerStore, now_ms: int) -> bool:
         """Puts messages of the queue on the wheel. True unless the end is reached, or the wheel is full."""
         end = self._store.max_offset(TIMER_TOPIC, 0)
-        late_ms = self._late_ms or timers.write_ms
+        # A moment that was noted before the clock was set back is none.
+        late_ms = min(self._late_ms or timers.write_ms, timers.write_ms)
         for _ in range(_MOST_A_TURN):
             if timers.queue_offset >= end:
                 self._late_ms = None
                 return False
-            entry = self._store.entry(TIMER_TOPIC, 0, timers.queue_offset)
-            message = self._read(entry) if entry is not None else None
-            if entry is None or message is None:
+            message = self._read(timers.queue_offset)
+            if message is None:
                 timers.skip()
-            elif not self._put_on_wheel(timers, message.properties, entry, late_ms, now_ms):
+                continue
+            entry = QueueEntry(message.log_offset, message.size_bytes, 0)
+            if not self._put_on_wheel(timers, message.properties, entry, late_ms, now_ms):
                 return False
         self._late_ms = late_ms
         return True
@@ -176,6 +202,8 @@ class Timers:
         is_next = timers is not None and timers.queue_offset == appended.queue_offset and self._late_ms is None
         if timers is None or not is_next or not _is_timer(properties):
             return
+        if timers.is_ahead_of(appended.store_timestamp_ms):
+            return  # its slot may have been read by a clock that was wrong
         entry = QueueEntry(appended.log_offset, appended.size_bytes, 0)
         try:
             self._put_on_wheel(timers, properties, entry, timers.write_ms, appended.store_timestamp_ms)
@@ -194,17 +222,19 @@ class Timers:
         self._count(topic, -1 if is_recall else 1, now_ms)
         return True
 
-    def _read(self, entry: QueueEntry) -> StoredMessage | None:
-        """The message behind an entry of the queue, if it is a timer. Somebody may have sent anything there."""
-        record = self._store.record_at(entry.log_offset)
-        if record is None:
+    def _read(self, offset: int) -> StoredMessage | None:
+        """The message at an offset of the queue, if it is a timer. Somebody may have sent anything there."""
+        entry = self._store.entry(TIMER_TOPIC, 0, offset)
+        record = self._store.record_at(entry.log_offset) if entry is not None else None
+        if entry is None or record is None:
+            log.error("offset %d of the queue of timers has no message in the log, and is passed over", offset)
             return None
         try:
             message = decode_record(record, check_crc=False)
         except BadRecord as error:
             log.error("the timer at log offset %d is damaged: %s", entry.log_offset, error)
             return None
-        if not _is_timer(message.properties):
+        if message.topic != TIMER_TOPIC or message.queue_offset != offset or not _is_timer(message.properties):
             log.warning("the message at log offset %d is in the queue of timers, but is none", entry.log_offset)
             return None
         return message
@@ -253,22 +283,33 @@ class Timers:
         self._count(topic, -1, now_ms)
         if delete_key(topic, properties.get(PROPERTY_UNIQUE_KEY, ""), self._config) in self._recalled:
             return self._store.log_max_offset
-        properties[PROPERTY_TIMER_ENQUEUE_MS] = str(unit.write_ms)
-        properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
-        due = _again(message) if unit.must_roll else _due(message)
-        if due is None:
-            log.error("the timer at log offset %d can't be delivered: no such topic or queue", message.log_offset)
-            return self._store.log_max_offset
         try:
-            appended = self._put.one(due, now_ms)
-        except RequestFailed as e:
-            if e.code == ResponseCode.MESSAGE_ILLEGAL:
-                log.error("the timer at log offset %d can't be delivered: %s", message.log_offset, e)
-                return self._store.log_max_offset
+            appended = self._put_copy(message, unit, now_ms)
+        except RequestFailed:
             self._count(topic, 1, now_ms)
             raise
+        if appended is None:
+            return self._store.log_max_offset
         self._delivery_rate.count += 1
         return appended.log_end_offset
+
+    def _put_copy(self, message: StoredMessage, unit: TimerUnit, now_ms: int) -> Appended | None:
+        """Puts a message where it goes from its slot; None if it can go nowhere. Raises RequestFailed."""
+        times = {PROPERTY_TIMER_ENQUEUE_MS: str(unit.write_ms), PROPERTY_TIMER_DEQUEUE_MS: str(now_ms)}
+        # With little room left for properties the message goes without what only tells of its way.
+        for told in (times, {}):
+            due = _again(message, told) if unit.must_roll else _due(message, told)
+            if due is None:
+                log.error("the timer at log offset %d can't be delivered: no such topic or queue", message.log_offset)
+                return None
+            try:
+                return self._put.one(due, now_ms)
+            except RequestFailed as e:
+                if e.code != ResponseCode.MESSAGE_ILLEGAL:
+                    raise
+                illegal = e
+        log.error("the timer at log offset %d can't be delivered, and is dropped: %s", message.log_offset, illegal)
+        return None
 
     # --- what there is to know ----------------------------------------------------------------------------------------
     def _count(self, topic: str, change: int, now_ms: int) -> None:
@@ -319,32 +360,37 @@ def _is_timer(properties: dict[str, str]) -> bool:
     return out_ms.isdecimal() and out_ms.isascii() and len(out_ms) <= _TIME_DIGITS
 
 
-def _due(stored: StoredMessage) -> Message | None:
+def _due(stored: StoredMessage, told: dict[str, str]) -> Message | None:
     """The message in its real topic; None if it has none."""
     properties = stored.properties
     topic = properties.get(PROPERTY_REAL_TOPIC, "")
-    queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
-    if validate_topic(topic) is not None or not (queue_id.isascii() and queue_id.isdecimal()):
+    queue_id = _number(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
+    if validate_topic(topic) is not None or queue_id is None or PROPERTY_TIMER_DELETE_KEY in properties:
         return None
-    if PROPERTY_TIMER_DELETE_KEY in properties or int(queue_id) > _MAX_QUEUE_ID:
-        return None
-    return _copy(stored, topic, int(queue_id))
+    if topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
+        return None  # it would come back here again and again
+    return _copy(stored, topic, queue_id, told)
 
 
-def _again(stored: StoredMessage) -> Message:
+def _again(stored: StoredMessage, told: dict[str, str]) -> Message:
     """The message as it is put into the queue of timers once more."""
-    rolled = stored.properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")
-    stored.properties[PROPERTY_TIMER_ROLL_TIMES] = str(int(rolled) + 1 if rolled.isdecimal() else 1)
-    return _copy(stored, TIMER_TOPIC, 0)
+    rolled = _number(stored.properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")) or 0
+    return _copy(stored, TIMER_TOPIC, 0, told and {**told, PROPERTY_TIMER_ROLL_TIMES: str(rolled + 1)})
 
 
-def _copy(stored: StoredMessage, topic: str, queue_id: int) -> Message:
+def _number(text: str) -> int | None:
+    """A number from 0 to the largest of Java's ints, if the text is one."""
+    is_short = text.isascii() and text.isdecimal() and len(text) <= _INT_DIGITS
+    return int(text) if is_short and int(text) <= _MAX_INT else None
+
+
+def _copy(stored: StoredMessage, topic: str, queue_id: int, told: dict[str, str]) -> Message:
     """The message elsewhere, with all its properties: those that say where it waited stay, as with Apache's broker."""
     return Message(
         topic,
         queue_id,
         stored.body,
-        stored.properties,
+        {**stored.properties, **told},
         stored.flag,
         stored.sys_flag,
         stored.born_timestamp_ms,

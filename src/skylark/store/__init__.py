@@ -16,6 +16,7 @@ from skylark.store.api import (
 )
 from skylark.store.appended import Appended
 from skylark.store.store import Listener, Store
+from skylark.store.timerlog import TimerUnit
 from skylark.store.timers import TIMER_TOPIC, DueSlot, TimerConfig, TimerStore
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "StoreLocked",
     "TimerConfig",
     "TimerStore",
+    "TimerUnit",
 ]

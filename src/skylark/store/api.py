@@ -70,9 +70,9 @@ class StoreConfig(msgspec.Struct, kw_only=True):
     delete_when: str = "04"
     delete_batch_max: int = 10
     clean_forcibly: bool = True
-    disk_max_used_ratio: int = 75
-    disk_clean_forcibly_ratio: int = 85
-    disk_warning_ratio: int = 90
+    disk_max_used_ratio: int = 75  # taken as 10 to 95
+    disk_clean_forcibly_ratio: int = 85  # taken as 30 to 85
+    disk_warning_ratio: int = 90  # taken as 35 to 90
     disk_usage: Callable[[Path], float] | None = None  # used part of the disk, 0 to 1; asked of the system by default
 
     index_enabled: bool = True
@@ -143,8 +143,9 @@ class QueryResult(msgspec.Struct):
 
 
 class CleanReport(msgspec.Struct):
-    """What a round of retention deleted."""
+    """What a turn of retention deleted. `more`: the round goes on with the next turn, which should come soon."""
 
     log_files: int = 0
     queue_files: int = 0
     index_files: int = 0
+    more: bool = False

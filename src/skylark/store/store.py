@@ -391,8 +391,11 @@ class Store:
         return self._retention.disk_ratio()
 
     def clean(self, now_ms: int) -> CleanReport:
-        """A round of retention, to be called every 10 s or so; memory that holds older messages is let go as well."""
-        self._log.release()
+        """A turn of retention, to be called every 10 s or so, and again at once when it says that there is more; memory
+        that holds older messages is let go as well.
+        """
+        if not self._retention.is_following:
+            self._log.release()
         return self._retention.clean(now_ms)
 
     def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:

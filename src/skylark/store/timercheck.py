@@ -8,10 +8,17 @@
     64  ours: moment whose slot is being read, ms
     72  ours: how many of its timers are done
     80  ours: where the log ended after the last of these
+    88  ours: position of the timer log before which units of slots before the next moment are done, although
+    96  reading began once more, since the clock had been ahead, before this moment,
+   104  at this one, ms
+   112  ours: counter of the version at that time
+   120  ours: the first moment above again, and
+   128  how many timers of its slot are done, as far as that is on disk
 
-The first part is written after everything that it speaks of is on disk. Ours is written with each delivery, through a
-mapping, so that it survives the death of the process; it counts only if the log still reaches as far as it says, since
-after a power failure it may have reached the disk when the log did not.
+The first part, with the last two, is written after everything that it speaks of is on disk. What is being read is
+written with each delivery, through a mapping, so that it survives the death of the process; it counts only if the log
+still reaches as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
+back is on disk before anything is built on it.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +36,19 @@ _FILE_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
 _READING: Final = struct.Struct(">3q")
 _READING_AT: Final = 64
+_TURN: Final = struct.Struct(">4q")
+_TURN_AT: Final = _READING_AT + _READING.size
+_DONE: Final = struct.Struct(">2q")
+_DONE_AT: Final = _TURN_AT + _TURN.size
 
 
 class TimerMark(msgspec.Struct, frozen=True):
-    """The values of the first part."""
+    """The values of the first part, and how many timers of the slot `read_ms` are done."""
 
     read_ms: int = 0
     log_position: int = 0
     queue_offset: int = 0
+    done: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -46,8 +59,19 @@ class Reading(msgspec.Struct, frozen=True):
     log_end_offset: int = 0
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """The last time that reading went back, from `until_ms` to `to_ms`: slots up to there had been read when the clock
+    was ahead, so that units before `position` in slots before `until_ms` are done.
+    """
+
+    position: int = 0
+    until_ms: int = 0
+    to_ms: int = 0
+    counter: int = 0
+
+
 class TimerCheck:
-    """The file, mapped."""
+    """The file, mapped. The flush thread calls `write`, and may hold up `turn_back` for as long as that takes."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,22 +81,63 @@ class TimerCheck:
         read_ms, log_position, queue_offset, _, self._state, self._version_ms, self._counter = (
             max(value, 0) for value in _FIELDS.unpack_from(self._map)
         )
-        self.mark = TimerMark(read_ms, log_position, queue_offset)
+        done_ms, done = _DONE.unpack_from(self._map, _DONE_AT)
+        self.mark = TimerMark(read_ms, log_position, queue_offset, done if done_ms == read_ms else 0)
         self.reading = Reading(*_READING.unpack_from(self._map, _READING_AT))
+        self.turn = Turn(*_TURN.unpack_from(self._map, _TURN_AT))
+        self._marked: Turn | None = None  # that of the last mark that was written
+        self._writing = threading.Lock()
 
-    def write(self, mark: TimerMark, now_ms: int) -> None:
-        """Makes a mark the file's, on disk. Raises OSError. Called by the flush thread."""
-        if mark == self.mark:
-            return
-        self._counter += 1
-        self._version_ms = now_ms
-        self.mark = mark
-        self._map[: _FIELDS.size] = self.encoded()
-        os.fdatasync(self._fd)
+    @property
+    def read_ms(self) -> int:
+        """The moment of the mark, or that of a turn back since then."""
+        turn = self.turn
+        is_newer = turn.counter == self._counter and turn.until_ms == self.mark.read_ms
+        return turn.to_ms if turn.until_ms and is_newer else self.mark.read_ms
+
+    def write(self, mark: TimerMark, now_ms: int, turn: Turn) -> None:
+        """Makes a mark the file's, on disk, if there was no other turn back since it was taken. Raises OSError."""
+        with self._writing:
+            if turn is not self.turn or (mark == self.mark and turn is self._marked):
+                return
+            self._counter += 1
+            self._version_ms = now_ms
+            self._map[: _FIELDS.size] = self._encode(mark)
+            _DONE.pack_into(self._map, _DONE_AT, mark.read_ms, mark.done)
+            os.fdatasync(self._fd)
+            self.mark, self._marked = mark, turn
+
+    def is_marked(self, read_ms: int) -> bool:
+        """Whether the mark on disk is of that moment, and was written since the last turn back."""
+        return self.mark.read_ms == read_ms and self._marked is self.turn
+
+    def turn_back(self, position: int, until_ms: int, to_ms: int) -> None:
+        """Notes that reading goes back, on disk. Raises OSError, and then nothing is changed."""
+        with self._writing:
+            turn = Turn(position, until_ms, to_ms, self._counter)
+            fields = _TURN.pack(turn.position, turn.until_ms, turn.to_ms, turn.counter)
+            before = self._map[_READING_AT : _TURN_AT + _TURN.size]
+            self._map[_READING_AT : _TURN_AT + _TURN.size] = _READING.pack(to_ms, 0, 0) + fields
+            try:
+                os.fdatasync(self._fd)
+            except OSError:
+                self._map[_READING_AT : _TURN_AT + _TURN.size] = before
+                raise
+            self.turn = turn
+
+    def units_end(self, position: int) -> None:
+        """The timer log was cut at a position: units that are put from there on are not done. Raises OSError."""
+        turn = self.turn
+        if position < turn.position:
+            self.turn = Turn(position, turn.until_ms, turn.to_ms, turn.counter)
+            _TURN.pack_into(self._map, _TURN_AT, position, turn.until_ms, turn.to_ms, turn.counter)
+            os.fdatasync(self._fd)
 
     def encoded(self) -> bytes:
         """The first part, as a slave asks for it."""
-        mark = self.mark
+        return self._encode(self.mark)
+
+    def _encode(self, mark: TimerMark) -> bytes:
         return _FIELDS.pack(
             mark.read_ms, mark.log_position, mark.queue_offset, mark.queue_offset,
             self._state, self._version_ms, self._counter,

@@ -110,16 +110,47 @@ class TimerLog:
 
     def following(self, position: int) -> int:
         """Where the unit behind the one at a position is, or will be."""
-        position += UNIT_BYTES
+        return self.place(position + UNIT_BYTES)
+
+    def place(self, position: int) -> int:
+        """The same position or, behind the last unit of a full file, the start of the next file once there is one."""
         at = position % self._file_bytes
         if at + UNIT_BYTES + _BLANK.size > self._file_bytes and position - at + self._file_bytes in self._segments:
             return position - at + self._file_bytes
         return position
 
-    def scan(self, position: int) -> Iterator[TimerUnit]:
-        """The units from a position on, up to the first bytes that are not one."""
-        while (unit := self._unit(position)) is not None:
-            yield unit
+    def first_from(self, slot_ms: int, position: int, most: int) -> int:
+        """Where the first unit from a position on is whose slot is that of a moment or later. Looks at so many units at
+        the most, and then says where to go on. Damaged units are passed over.
+        """
+        position = self.place(position)
+        while most > 0 and position < self.end:
+            at = position % self._file_bytes
+            segment = self._segments.get(position - at)
+            written = min(self.end - (position - at), self._last_in_file + UNIT_BYTES)
+            count = min((written - at) // UNIT_BYTES, most)
+            if segment is None or count <= 0:
+                break
+            for size, _, _, write_ms, delay_ms, _, _, _, _ in UNIT.iter_unpack(
+                segment.map[at : at + count * UNIT_BYTES]
+            ):
+                if size == UNIT_BYTES and write_ms + delay_ms >= slot_ms:
+                    return position
+                position += UNIT_BYTES
+            position = self.place(position)
+            most -= count
+        return position
+
+    def scan(self, position: int, known_end: int = 0) -> Iterator[TimerUnit]:
+        """The units from a position on, up to the first bytes that are not one. Before a known end such bytes are
+        damage, and passed over.
+        """
+        while position - position % self._file_bytes in self._segments:
+            unit = self._unit(position)
+            if unit is not None:
+                yield unit
+            elif position >= known_end:
+                return
             position = self.following(position)
 
     def last(self) -> TimerUnit | None:

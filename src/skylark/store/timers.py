@@ -13,6 +13,10 @@ recovered so that each message is on the wheel once:
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
+
+A clock that was ahead leaves slots behind that were read too early. When it is right again, reading goes back to the
+present time, and what was read stays read: the slots up to there are emptied, and the timer log's units in them are
+known to be done (`timercheck.Turn`). While that is prepared, nothing is put on the wheel.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import msgspec
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.segments import sync_directory
 from skylark.store.store import Store
-from skylark.store.timercheck import TimerCheck, TimerMark
+from skylark.store.timercheck import Reading, TimerCheck, TimerMark
 from skylark.store.timerlog import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, TimerLog, TimerUnit
 from skylark.store.timerwheel import SLOTS, TimerSlot, TimerWheel
 
@@ -37,7 +41,8 @@ log = logging.getLogger(__name__)
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_WINDOW_SLOTS: Final = SLOTS // 2 - 60
 _MOST_SLOTS_A_TURN: Final = 20_000
-_MOST_UNITS_A_TURN: Final = 20_000
+_MOST_UNITS_A_TURN: Final = 5_000
+_MOST_BEHIND_MS: Final = 5_000  # a clock that is set back no further is waited for
 _MARK_INTERVAL_MS: Final = 60_000  # while nothing but the time changes
 
 
@@ -80,7 +85,8 @@ class TimerStore:
         self._now_ms = now_ms
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
-        self.read_ms = self._floor(self._check.mark.read_ms or self._first_slot_ms(now_ms))
+        self._turning = False  # the clock is behind, and reading is about to go back
+        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(now_ms))
         self.pending = 0
         self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
         self._recover_wheel()
@@ -108,36 +114,44 @@ class TimerStore:
         if (position - base) % UNIT_BYTES:
             position = base
         end = position
-        for unit in self._log.scan(position):
+        for unit in self._log.scan(position, self._check.mark.log_position):
             if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
                 break
             self._revise(unit)
             end = self._log.following(unit.position)
         self._log.truncate(end)
+        self._check.units_end(self._log.end)
 
-    def _revise(self, unit: TimerUnit) -> None:
+    def _revise(self, unit: TimerUnit) -> int:
+        """Files a unit in its slot, unless it is there or done; how many more wait now."""
         slot_ms = self._floor(unit.slot_ms)
-        if slot_ms < self.read_ms:
-            return
+        turn = self._check.turn
+        if slot_ms < self.read_ms or (unit.position < turn.position and slot_ms < turn.until_ms):
+            return 0
         slot = self._wheel.slot(slot_ms)
         if slot is None:
             slot = TimerSlot(slot_ms, unit.position, unit.position, 0)
         elif slot.last >= unit.position:
-            return  # it is further than this unit; `_recover_wheel` sees whether too far
+            return 0  # it is further than this unit; `_recover_wheel` sees whether too far
+        change = -1 if unit.magic & MAGIC_DELETE else 1
         slot.last = unit.position
-        slot.count += -1 if unit.magic & MAGIC_DELETE else 1
+        slot.count += change
         self._wheel.put(slot)
+        return change
 
     def _recover_wheel(self) -> None:
         """Counts what waits. Slots that speak of units behind the end of the timer log are set to the last one there
         is: after a power failure the wheel may have been on disk before the timer log.
         """
         ahead = []
+        turn = self._check.turn
         for slot in self._wheel.slots():
             if slot.time_ms < self.read_ms or slot.last < 0:
                 continue
             if slot.last >= self._log.end:
                 ahead.append(slot)
+            elif slot.last < turn.position and slot.time_ms < turn.until_ms:
+                self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
             else:
                 self.pending += slot.count
         if not ahead:
@@ -147,11 +161,10 @@ class TimerStore:
         for slot in ahead:
             self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
         moments = {slot.time_ms for slot in ahead}
-        for unit in self._log.scan(max(first, self._log.start)):
+        for unit in self._log.scan(max(first, self._log.start), self._log.end):
             slot_ms = self._floor(unit.slot_ms)
             if slot_ms in moments and unit.position < self._log.end:
-                self._revise(unit)
-                self.pending += -1 if unit.magic & MAGIC_DELETE else 1
+                self.pending += self._revise(unit)
 
     def _recover_queue_offset(self) -> int:
         """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked."""
@@ -166,10 +179,12 @@ class TimerStore:
         return min(max(known, low), high)
 
     def _recover_reading(self) -> None:
-        """Goes on within the slot that was being read when the process died."""
-        reading = self._check.reading
+        """Goes on within the slot that was being read when the process died; after a power failure, behind what was
+        on disk for certain.
+        """
+        reading, mark = self._check.reading, self._check.mark
         if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.log_max_offset:
-            return
+            reading = Reading(self.read_ms, mark.done if mark.read_ms == self.read_ms else 0)
         self.read_ms = self._floor(reading.slot_ms)
         self.pending = sum(
             slot.count for slot in self._wheel.slots() if slot.time_ms >= self.read_ms and slot.last >= 0
@@ -179,14 +194,54 @@ class TimerStore:
 
     # --- putting timers on the wheel ----------------------------------------------------------------------------------
     def advance(self, now_ms: int) -> None:
-        """Says what time it is. A clock that is set back changes nothing until it is back."""
+        """Says what time it is. A clock that is set back a little is waited for. Raises StoreError."""
         self._now_ms = now_ms
-        self.write_ms = max(self.write_ms, self._floor(now_ms))
+        if self.is_ahead_of(now_ms):
+            self._turn_back(self._floor(now_ms))
+        else:
+            self._turning = False
+            self.write_ms = max(self.write_ms, self._floor(now_ms))
+        self._pass_read_units()
+
+    def is_ahead_of(self, now_ms: int) -> bool:
+        """Whether the clock was wrong: the time that it told before is so far ahead that it can't be waited for."""
+        return self.write_ms - now_ms > _MOST_BEHIND_MS
+
+    def _turn_back(self, moment_ms: int) -> None:
+        """Lets reading go back to the present time, once all that was due by the wrong clock is read and the mark on
+        disk says so: deliveries that a power failure could undo must not be forgotten.
+        """
+        if not self._turning:
+            self._turning = True
+            log.warning(
+                "the clock is %d s behind what timers were delivered up to: it was ahead, and they go back with it",
+                (self.write_ms - moment_ms) // 1000,
+            )
+            # What came late is in the present slot, and would stay there until the clock is back.
+            self.write_ms += self._precision_ms
+        if self._slot is not None or self.read_ms < self.write_ms:
+            return
+        if not self._check.is_marked(self.read_ms):
+            self._changed = True
+            return
+        try:
+            self._check.turn_back(self._log.end, self.read_ms, moment_ms)
+        except OSError as error:
+            raise StoreError(f"timers can't go back with the clock: {error}") from error
+        for slot in self._wheel.slots():
+            if moment_ms <= slot.time_ms < self.read_ms:
+                self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
+        self.read_ms = self.write_ms = moment_ms
+        self._turning = False
+        self._changed = True
 
     def put(self, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int) -> bool:
         """Puts the next message of the queue on the wheel: in the slot of `out_ms`, in that of `late_ms` if that has
-        been read already. False: it would come in the way of timers that are two weeks late. Raises StoreError.
+        been read already. False: not now, since it would come in the way of timers that are two weeks late, or reading
+        is about to go back. Raises StoreError.
         """
+        if self._turning:
+            return False
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if is_recall else 0)
         slot_ms = self._floor(out_ms)
         if not self._is_unread(slot_ms):
@@ -200,6 +255,11 @@ class TimerStore:
         if slot_ms - self.read_ms >= SLOTS * self._precision_ms:
             return False
         slot = self._wheel.slot(slot_ms)
+        if slot is None and self._wheel.is_taken(slot_ms, self.read_ms):
+            # By a clock that was weeks ahead timers were put there that wait on: this one comes a little later.
+            while self._wheel.is_taken(slot_ms, self.read_ms):
+                slot_ms += self._precision_ms
+            slot = self._wheel.slot(slot_ms)
         previous = slot.last if slot is not None else -1
         position = self._log.append(
             previous, magic, self.write_ms, slot_ms, entry.log_offset, entry.size_bytes, topic_hash
@@ -240,7 +300,13 @@ class TimerStore:
                 self._slot = self._open_slot(slot, 0)
                 return self._slot
             self.read_ms += self._precision_ms
+        self._leap()
         return None
+
+    def _leap(self) -> None:
+        """After many empty slots: on to the next one with timers."""
+        waiting = (slot.time_ms for slot in self._wheel.slots() if slot.last >= 0 and slot.time_ms >= self.read_ms)
+        self.read_ms = min([self.write_ms, *waiting])
 
     @property
     def is_behind(self) -> bool:
@@ -248,12 +314,26 @@ class TimerStore:
 
     def _open_slot(self, slot: TimerSlot, done: int) -> DueSlot:
         positions, recalls = array("q"), array("q")
-        unit = self._log.unit(slot.last)
-        while unit is not None:
-            (recalls if unit.is_recall else positions).append(unit.position)
-            # The chain leads backwards; anything else would be damage, and might lead round and round.
-            unit = self._log.unit(unit.previous) if unit.previous < unit.position else None
+        position = slot.last
+        while position >= self._log.start:
+            unit = self._log.unit(position)
+            # The chain leads backwards; anything else is damage, and might lead round and round.
+            if unit is None or unit.previous >= position:
+                log.error("the timer log is damaged at %d: the timers of %d are searched for", position, slot.time_ms)
+                return self._search_slot(slot, done)
+            (recalls if unit.is_recall else positions).append(position)
+            position = unit.previous
         positions.reverse()
+        return DueSlot(slot.time_ms, positions, recalls, done)
+
+    def _search_slot(self, slot: TimerSlot, done: int) -> DueSlot:
+        """The timers of a slot whose chain is broken."""
+        positions, recalls = array("q"), array("q")
+        for unit in self._log.scan(max(slot.first, self._log.start), self._log.end):
+            if unit.position > slot.last:
+                break
+            if self._floor(unit.slot_ms) == slot.time_ms:
+                (recalls if unit.is_recall else positions).append(unit.position)
         return DueSlot(slot.time_ms, positions, recalls, done)
 
     def unit(self, position: int) -> TimerUnit | None:
@@ -265,6 +345,7 @@ class TimerStore:
         assert slot is not None
         slot.done += 1
         self._check.note(slot.time_ms, slot.done, log_end_offset)
+        self._changed = True
 
     def finish_slot(self) -> None:
         slot, self._slot = self._slot, None
@@ -283,13 +364,15 @@ class TimerStore:
         # The offset first: whatever it counts has its unit and its slot. The slot of the last unit may not be written
         # yet, so recovery begins with that.
         queue_offset = self.queue_offset
-        mark = TimerMark(self.read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset)
-        now_ms = self._now_ms
+        slot, read_ms = self._slot, self.read_ms
+        done = slot.done if slot is not None and slot.time_ms == read_ms else 0
+        mark = TimerMark(read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset, done)
+        now_ms, turn = self._now_ms, self._check.turn
 
         def flush() -> None:
             self._log.sync(self._check.mark.log_position, mark.log_position + UNIT_BYTES)
             self._wheel.sync()
-            self._check.write(mark, now_ms)
+            self._check.write(mark, now_ms, turn)
 
         return flush
 
@@ -297,18 +380,19 @@ class TimerStore:
         """The mark, as Apache's slaves ask for it."""
         return self._check.encoded()
 
+    def _pass_read_units(self) -> None:
+        self._oldest = self._log.first_from(self.read_ms, self._oldest, _MOST_UNITS_A_TURN)
+
     def lowest_needed(self) -> int | None:
-        """The log offset from which on timers wait, or None. Never too high; it takes a few calls to get exact."""
-        for _ in range(_MOST_UNITS_A_TURN):
-            unit = self._log.unit(self._oldest)
-            if unit is None:
-                entry = self._store.entry(TIMER_TOPIC, 0, self.queue_offset)
-                return entry.log_offset if entry is not None else None
-            if unit.slot_ms >= self.read_ms:
-                break
-            self._oldest = self._log.following(self._oldest)
+        """The log offset from which on timers wait, or None. Never too high; after a start it takes some turns to get
+        exact.
+        """
+        self._pass_read_units()
+        if self._oldest >= self._log.end:
+            entry = self._store.entry(TIMER_TOPIC, 0, self.queue_offset)
+            return entry.log_offset if entry is not None else None
         unit = self._log.unit(self._oldest)
-        return unit.log_offset if unit is not None else None
+        return unit.log_offset if unit is not None else self._store.log_min_offset
 
     def clean(self) -> int:
         """Deletes files of the timer log whose messages are gone."""

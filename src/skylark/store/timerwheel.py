@@ -67,6 +67,12 @@ class TimerWheel:
             return None
         return TimerSlot(moment * self._precision_ms, first, last, count)
 
+    def is_taken(self, time_ms: int, read_ms: int) -> bool:
+        """Whether the slot of a moment holds timers of another one that is still to be read."""
+        moment, _, last, _, _ = _SLOT.unpack_from(self._map, self._at(time_ms))
+        is_other = moment != time_ms // self._precision_ms
+        return bool(is_other and last >= 0 and moment * self._precision_ms >= read_ms)
+
     def count(self, time_ms: int) -> int:
         slot = self.slot(time_ms)
         return slot.count if slot is not None else 0
