@@ -26,8 +26,9 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
-from skylark.broker.topics import SCHEDULE_TOPIC, validate_topic
+from skylark.broker.topics import validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import (
     TIMER_TOPIC,
@@ -57,13 +58,13 @@ from skylark.wire.message import (
     Message,
     StoredMessage,
 )
+from skylark.wire.numbers import java_count
+from skylark.wire.pop import REVIVE_TOPIC_PREFIX
 from skylark.wire.records import decode_record, java_hash
 
 log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 500
-_MAX_INT: Final = 2**31 - 1
-_INT_DIGITS: Final = 10
 _TIME_DIGITS: Final = 14  # enough until the year 5138
 
 NO_TIMERS: Final = {
@@ -364,24 +365,18 @@ def _due(stored: StoredMessage, told: dict[str, str]) -> Message | None:
     """The message in its real topic; None if it has none."""
     properties = stored.properties
     topic = properties.get(PROPERTY_REAL_TOPIC, "")
-    queue_id = _number(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
+    queue_id = java_count(properties.get(PROPERTY_REAL_QUEUE_ID))
     if validate_topic(topic) is not None or queue_id is None or PROPERTY_TIMER_DELETE_KEY in properties:
         return None
-    if topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
-        return None  # it would come back here again and again
+    if is_internal(topic) and not topic.startswith(REVIVE_TOPIC_PREFIX):
+        return None  # no timer of the broker's goes there, and some would come back here again and again
     return _copy(stored, topic, queue_id, told)
 
 
 def _again(stored: StoredMessage, told: dict[str, str]) -> Message:
     """The message as it is put into the queue of timers once more."""
-    rolled = _number(stored.properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")) or 0
+    rolled = java_count(stored.properties.get(PROPERTY_TIMER_ROLL_TIMES)) or 0
     return _copy(stored, TIMER_TOPIC, 0, told and {**told, PROPERTY_TIMER_ROLL_TIMES: str(rolled + 1)})
-
-
-def _number(text: str) -> int | None:
-    """A number from 0 to the largest of Java's ints, if the text is one."""
-    is_short = text.isascii() and text.isdecimal() and len(text) <= _INT_DIGITS
-    return int(text) if is_short and int(text) <= _MAX_INT else None
 
 
 def _copy(stored: StoredMessage, topic: str, queue_id: int, told: dict[str, str]) -> Message:
