@@ -126,20 +126,18 @@ def request(address: str, code: int, fields: dict[str, str]) -> tuple[dict[str, 
 
 def wait_readable(address: str, topic: str, queue: int, count: int) -> None:
     """Until the broker's queue holds so many: Apache's files what it has stored a moment later."""
-    _wait_for_offset(address, GET_MAX_OFFSET, {"topic": topic, "queueId": str(queue)}, count)
-
-
-def wait_committed(address: str, topic: str, queue: int, group: str, offset: int) -> None:
-    """Until the broker knows that the group has consumed the queue that far."""
-    asked = {"topic": topic, "queueId": str(queue), "consumerGroup": group}
-    _wait_for_offset(address, QUERY_CONSUMER_OFFSET, asked, offset)
-
-
-def _wait_for_offset(address: str, code: int, asked: dict[str, str], wanted: int) -> None:
     deadline = time.monotonic() + REQUEST_DEADLINE_S
-    while int((answer := request(address, code, asked)[0]).get("extFields", {}).get("offset", 0)) < wanted:
+    asked = {"topic": topic, "queueId": str(queue)}
+    while int((answer := request(address, GET_MAX_OFFSET, asked)[0]).get("extFields", {}).get("offset", 0)) < count:
         assert time.monotonic() < deadline, answer
         time.sleep(POLL_S)
+
+
+def committed_offset(address: str, topic: str, queue: int, group: str) -> int:
+    """How far a group has consumed a queue, as far as the broker knows."""
+    asked = {"topic": topic, "queueId": str(queue), "consumerGroup": group}
+    answer, _ = request(address, QUERY_CONSUMER_OFFSET, asked)
+    return int(answer.get("extFields", {}).get("offset", 0))
 
 
 def wait_on_the_wheel(address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from drivers import Client, DriverError, Event, Session, bodies, committed, numbered, queue_ids, readable, wait_indexed
+from drivers import Client, DriverError, Event, Session, bodies, commit, numbered, queue_ids, readable, wait_indexed
 
 
 def seed(session: Session, topic: str, group: str, count: int = 10, **options: object) -> list[Event]:
@@ -123,8 +123,8 @@ def test_lite_pull_with_a_subscription(session: Session, topic: str, group: str)
         mine = [message["offset"] for message in got if message["queue"] == queue]
         noted = lite.call("lite.committed", topic=topic, broker=broker, queue=queue)["offset"]
         assert noted >= max(mine, default=-1) + 1
+    commit(lambda: lite.call("lite.commit"), sent[::2], group)
     lite.stop()
-    committed(sent[::2], group)
 
     producer.send(topic, "more", count=4, tags="a")
     successor = session.lite(group, subscribe=topic, expression="a")

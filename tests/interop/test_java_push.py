@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 
 import pytest
-from drivers import Driver, PushConsumer, Session, bodies, committed, numbered
+from drivers import Driver, PushConsumer, Session, bodies, numbered
 from servers import Server
 
 
@@ -98,8 +98,8 @@ def test_a_group_goes_on_where_it_stopped(session: Session, topic: str, group: s
     early = producer.send(topic, "early", count=12)
     first = session.consumer(group, topic)
     first.take(12)
+    first.commit(early, group)
     first.stop()
-    committed(early, group)
     producer.send(topic, "later", count=8)
     second = session.consumer(group, topic)
     assert sorted(bodies(second.take(8))) == sorted(numbered("later", 8))

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from drivers import Driver, Event, Session, bodies, committed, numbered
+from drivers import Driver, Event, Session, bodies, numbered
 from drivers import PushConsumer as JavaConsumer
 from servers import Server
 
@@ -239,8 +239,8 @@ def test_offsets_of_one_are_picked_up_by_the_other(
     sent = send("first")
     consumer = java.consumer(group, topic, mode=mode)
     assert sorted(bodies(consumer.take(40))) == sorted(numbered("first", 40))
+    consumer.commit(sent, group)
     consumer.stop()
-    committed(sent, group)
 
     send("second")
     asyncio.run(python_turn(40))

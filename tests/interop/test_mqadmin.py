@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from drivers import Driver, Event, Session, bodies, committed, numbered, readable, wait_indexed
+from drivers import Driver, Event, Session, bodies, numbered, readable, wait_indexed
 from mqadmin import Admin, columns, make_topic, value
 from servers import Server
 
@@ -114,8 +114,8 @@ def consumed(session: Session, topic: str, group: str, count: int = 8) -> list[E
     sent = session.producer(group).send(topic, "m", count=count, mode="ordered", shards=4, keys="key", tags="a")
     consumer = session.consumer(group, topic)
     consumer.take(count)
+    consumer.commit(sent, group)
     consumer.stop()
-    committed(sent, group)
     return sent
 
 

@@ -159,7 +159,9 @@ public final class Driver {
             return map();
         });
         commands.on("lite.commit", args -> {
-            lite(args).commitSync();
+            // commitSync() alone only takes a note of it.
+            DefaultLitePullConsumer lite = lite(args);
+            lite.commit(lite.assignment(), true);
             return map();
         });
         commands.on("lite.committed", args -> map("offset", lite(args).committed(queue(args))));
