@@ -39,12 +39,14 @@ from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, RESERVE_STEP_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, queue_tag_code
+from skylark.store.deleted import DeletedTopics
+from skylark.store.dispatch import UNQUEUED, Dispatcher, Progress, QueueEntries, queue_tag_code
 from skylark.store.flush import Done, Flusher
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
+from skylark.store.logscan import LogScan
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
-from skylark.store.recovery import LogScan, recover
+from skylark.store.recovery import recover
 from skylark.store.retention import Retention
 from skylark.store.segments import MappingPool
 from skylark.wire.message import (
@@ -101,16 +103,21 @@ class Store:
         self._store_host = config.store_host
         clean = self.was_clean = not self._abort_path.exists()
         began_s = time.monotonic()
-        found = recover(self._log, self._queues, self._index, self._checkpoint, self._delays_ms, clean=clean)
+        self._deleted = DeletedTopics(root / "deletedTopics")
+        self._progress = Progress()
+        dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
+        found = recover(self._log, self._queues, self._index, self._checkpoint, dispatcher, clean=clean)
+        self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
         log.log(
             logging.INFO if clean else logging.WARNING,
             "%s: opened in %.1f s after %s stop: log from %d to %d, %d queues; %d records checked from %d on, %s",
             root, time.monotonic() - began_s, "a clean" if clean else "an unclean",
             self._log.min_offset, found.end_offset, len(self._queues), found.record_count, found.start_offset,
-            f"{found.cut_bytes} bytes of an incomplete one cut off" if found.cut_bytes else "all whole",
+            found.state,
         )  # fmt: skip
-        self._progress = Progress(found.last_log_offset, found.last_store_ms)
+        self._progress.last_log_offset = found.last_log_offset
+        self._progress.last_store_ms = found.last_store_ms
         self._reader = QueueReader(config, self._log, self._queues)
         self._flusher = Flusher(config, self._log, self._index, self._checkpoint, self._progress, self._fence)
         self._flusher.flushed_offset = self._log.end_offset if clean else found.start_offset
@@ -244,12 +251,7 @@ class Store:
     def _put_in_queue(self, queue: ConsumeQueue, entries: QueueEntries) -> None:
         """Files messages that were just written to the log, and tells of them."""
         queue_offset = queue.max_offset
-        packed = entries.packed
-        while packed:  # which may lie in several files
-            packed = packed[queue.put_some(packed) :]
-            if not queue.dirty:
-                queue.dirty = True
-                self._progress.dirty_queue_files.append((queue, queue.write_path))
+        self._progress.put(queue, entries.packed)
         for tell in self.listeners:
             tell(queue.topic, queue.queue_id, queue_offset, entries.codes)
 
@@ -377,6 +379,12 @@ class Store:
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and their offsets; its records stay in the log until they expire."""
+        if all(queue.topic != topic for queue in self._queues):
+            return False
+        try:
+            self._deleted.add(topic, self._log.end_offset)
+        except OSError as error:
+            log.error("%s is deleted, but may come back if the next start reads the log again: %s", topic, error)
         return self._queues.delete_topic(topic)
 
     def disk_ratio(self) -> float:
