@@ -60,6 +60,7 @@ from skylark.wire.message import (
     StoredMessage,
 )
 from skylark.wire.records import (
+    BATCH_PART_BYTES,
     BatchPart,
     decode_record,
     encode_properties,
@@ -246,6 +247,9 @@ class Store:
             if properties_size > PROPERTIES_MAX_BYTES:
                 raise PropertiesTooLarge(f"properties of {properties_size} bytes, {PROPERTIES_MAX_BYTES} are allowed")
             total += body_size + properties_size
+        count = i64(len(parts))
+        if count > 1 and total + count * BATCH_PART_BYTES > most:
+            raise MessageTooLarge(f"a batch of {total + count * BATCH_PART_BYTES} bytes, {most} are allowed")
         return total
 
     def _put_in_queue(self, queue: ConsumeQueue, entries: QueueEntries) -> None:

@@ -48,6 +48,7 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
 _BATCH_HEADER_BYTES: Final = 20
+BATCH_PART_BYTES: Final = _BATCH_HEADER_BYTES + 2  # what a message takes in a batch besides body and properties
 _PROPERTY_END: Final = b"\x02"
 _FIXED_BYTES: Final = RECORD_HEADERS[0].size - 16 + 2
 
