@@ -343,6 +343,47 @@ def test_messages_are_found_by_key(tmp_path: Path) -> None:
         assert store.query("topic", "a", 32, 0, 1 << 60).slices == []
 
 
+def found_by_key(store: Store, key: str) -> list[int]:
+    return [decode_record(record).queue_offset for record in store.query("topic", key, 32, 0, 1 << 60).slices]
+
+
+@pytest.mark.parametrize("how", ["appends", "round", "clean stop", "kill"])
+def test_messages_that_the_index_had_no_room_for_are_indexed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    real, full = os.posix_fallocate, False
+
+    def fallocate(*arguments: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    monkeypatch.setattr(segments, "posix_fallocate", real)
+    root = tmp_path / "a"
+    with small_store(root, index_entries=20) as store:
+        fill(store, 15)
+        full = True
+        fill(store, 40)
+        store.flush()
+        full = how == "clean stop"
+        if how == "appends":
+            fill(store, 5)
+        elif how == "round":
+            store.clean(START_MS)
+        assert found_by_key(store, "k30") == ([30] if how in ("appends", "round") else [])
+        count = store.max_offset("topic", 0)
+        shutil.copytree(root, tmp_path / "b")
+    with small_store(tmp_path / "b" if how == "kill" else root, index_entries=20) as store:
+        if full:
+            assert found_by_key(store, "k30") == []  # it is open all the same
+            full = False
+            store.clean(START_MS)
+        for number in range(count):
+            assert found_by_key(store, f"k{number}") == [number]
+    assert len([message for message in caplog.messages if "not found by key" in message]) == 1 + (how == "clean stop")
+
+
 def test_ipv6_hosts(tmp_path: Path) -> None:
     with small_store(tmp_path, store_host=encode_host("::1", 10911)) as store:
         message = a_message(b"six")

@@ -44,6 +44,7 @@ class Recovered(msgspec.Struct):
     last_log_offset: int = 0
     last_store_ms: int = 0
     record_count: int = 0
+    index_behind: bool = False  # there was no room in it for all
     damaged_bytes: int = 0
     cut_bytes: int = 0
 
@@ -218,5 +219,9 @@ def _recover_index(
     if result.end_offset - start > INDEX_REBUILD_MAX_BYTES:
         log.warning("messages in the log from offset %d to %d are not found by key", indexed, result.start_offset)
         start = max(start, result.start_offset)
-    for record in LogScan(commit_log, start, damage):
-        dispatcher.to_index(record)
+    try:
+        for record in LogScan(commit_log, start, damage):
+            dispatcher.to_index(record)
+    except OSError as error:
+        log.error("messages are not found by key until the index can be written again: %s", error)
+        result.index_behind = True

@@ -48,7 +48,7 @@ from skylark.store.logscan import LogScan
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
 from skylark.store.recovery import recover
 from skylark.store.retention import Retention
-from skylark.store.segments import MappingPool
+from skylark.store.segments import MappingPool, sync_directory
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     SYS_BORN_HOST_V6,
@@ -74,6 +74,8 @@ log = logging.getLogger(__name__)
 Listener = Callable[[str, int, int, Sequence[int]], None]
 """Told of messages in a queue: topic, queue id, offset of the first, and the tag code of each."""
 _QUERY_MAX_COUNT = 64
+_INDEX_CATCH_UP = 16  # messages, with each that comes
+_INDEX_CATCH_UP_ROUND = 2000  # in each round of retention
 _HOST_BITS = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _CLOSED = "the store is closed"
 
@@ -98,7 +100,6 @@ class Store:
             if not (root / "index").is_dir():
                 self._checkpoint.index_log_offset = 0
             self._index = IndexService(root / "index", config.index_slots, config.index_entries)
-        self._index_behind = False
         self._disk_full = False
         self._refusal: str | None = None
         self._store_host = config.store_host
@@ -106,8 +107,9 @@ class Store:
         began_s = time.monotonic()
         self._deleted = DeletedTopics(root / "deletedTopics")
         self._progress = Progress()
-        dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
-        found = recover(self._log, self._queues, self._index, self._checkpoint, dispatcher, clean=clean)
+        self._dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
+        found = recover(self._log, self._queues, self._index, self._checkpoint, self._dispatcher, clean=clean)
+        self._index_behind = found.index_behind
         self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
         log.log(
@@ -165,6 +167,9 @@ class Store:
         except OSError as error:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
+        # Without the marker a power loss would pass for a clean stop, and without their names files are not found.
+        for directory in {self.config.root, self.config.root.parent, self._log.directory.parent}:
+            sync_directory(directory)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
@@ -261,14 +266,32 @@ class Store:
 
     def _put_in_index(self, topic: str, parts: list[BatchPart], stored: Appended) -> None:
         assert self._index is not None
+        if self._index_behind:
+            self._catch_up_index(_INDEX_CATCH_UP)
+            return
         try:
             self._index.put_all(topic, parts, stored.log_offsets, stored.store_timestamp_ms)
-            self._index_behind = False
         except OSError as error:
-            # The messages are stored; only those who look for them by key will miss them.
-            if not self._index_behind:
-                log.error("messages are not found by key until the index can be written again: %s", error)
+            # The messages are stored; only those who look for them by key will miss them for a while.
+            log.error("messages are not found by key until the index can be written again: %s", error)
             self._index_behind = True
+
+    def _catch_up_index(self, most: int) -> None:
+        """Files the next messages that the index had no room for: in the order of the log, as all are."""
+        index = self._index
+        assert index is not None
+        start = index.next_log_offset - 1  # the last that was filed
+        if self._log.record(start) is None:
+            start = self._log.min_offset
+        try:
+            for number, record in enumerate(LogScan(self._log, start)):
+                self._dispatcher.to_index(record)
+                if number >= most:
+                    return
+        except OSError:
+            return
+        log.warning("all messages are found by key again")
+        self._index_behind = False
 
     def when_flushed(self, log_end_offset: int, done: Done) -> None:
         """Calls `done` when the log is on disk up to an offset, or with the reason why that will not happen."""
@@ -326,7 +349,7 @@ class Store:
         if self._index is None:
             return QueryResult([], 0, 0)
         offsets = self._index.query(topic, key, min(max_count, _QUERY_MAX_COUNT), begin_ms, end_ms)
-        records = [self._log.record(offset) for offset in sorted(offsets)]
+        records = [self._log.record(offset) for offset in sorted(set(offsets))]
         found = [record for record in records if record is not None]
         return QueryResult(found, self._index.last_timestamp_ms, self._index.last_log_offset)
 
@@ -398,6 +421,8 @@ class Store:
     def clean(self, now_ms: int) -> CleanReport:
         """A round of retention, to be called every 10 s or so; memory that holds older messages is let go as well."""
         self._log.release()
+        if self._index_behind:
+            self._catch_up_index(_INDEX_CATCH_UP_ROUND)
         return self._retention.clean(now_ms)
 
     def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:
@@ -421,14 +446,14 @@ class Store:
         self._flusher.stop()
         self._checkpoint.counted_log_end = self._log.end_offset
         self._checkpoint.queue_count, self._checkpoint.queue_entries = self._queues.count()
-        self._flusher.flush_derived(with_index=True)
+        fenced = not self._flusher.flush_derived(with_index=True) or fenced
         if self._index is not None:
             try:
                 self._index.close()
             except OSError as error:
                 log.error("closing the index: %s", error)
                 fenced = True
-        if not fenced and self._flusher.failure is None and not self._flusher.derived_failed:
+        if not fenced:
             self._abort_path.unlink(missing_ok=True)
         else:
             log.error("the store was not flushed completely, the next start will recover it")
