@@ -7,7 +7,10 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +158,88 @@ def test_queue_files_that_cannot_be_flushed_leave_the_checkpoint_behind(
     assert (tmp_path / "abort").exists()
     with small_store(tmp_path) as store:
         assert bodies(store) == expected_bodies(25)
+
+
+class Failing:
+    """Stands before a function of the system: it raises as long as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.error: int | None = None
+        self._call = getattr(os, name)
+        monkeypatch.setattr(os, name, self)
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        return self._call(*arguments, **more)
+
+
+@pytest.mark.parametrize(("name", "error"), [("open", errno.EMFILE), ("dup", errno.EMFILE), ("dup", errno.ENOSPC)])
+def test_a_failure_that_passes_leaves_the_checkpoint_behind_until_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, error: int
+) -> None:
+    call = Failing(monkeypatch, name)
+    marks: list[int] = []
+    with small_store(tmp_path / "a") as store:
+        store.keep(lambda: partial(marks.append, store.log_max_offset), lambda: None)
+        fill(store, 10)
+        store.flush()
+        before = Checkpoint(tmp_path / "a" / "checkpoint").logics_offset
+        fill(store, 10)
+        call.error = error
+        for _ in range(3):
+            store.flush()
+        call.error = None
+        assert Checkpoint(tmp_path / "a" / "checkpoint").logics_offset == before
+        assert {record.levelname for record in caplog.records} == {"ERROR"}
+        assert store.writeable
+        fill(store, 1)
+        store.flush()
+        last = store.entry("topic", 0, 20)
+        assert last is not None
+        checkpoint = Checkpoint(tmp_path / "a" / "checkpoint")
+        assert checkpoint.logics_offset == last.log_offset
+        assert checkpoint.index_log_offset == last.log_offset + 1
+        assert name == "open" or caplog.messages[1:] == ["consume queues, index and checkpoint are flushed again"]
+        assert len(marks) >= 2
+    assert not (tmp_path / "a" / "abort").exists()
+
+
+def test_what_is_kept_beside_is_brought_to_disk_again_after_a_failure(tmp_path: Path) -> None:
+    taken = 0
+    written: list[int] = []
+    broken = True
+
+    def stand() -> Callable[[], None]:
+        nonlocal taken
+        taken += 1
+        return partial(write, taken)
+
+    def write(mark: int) -> None:
+        if broken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(mark)
+
+    with small_store(tmp_path) as store:
+        store.keep(stand, lambda: None)
+        for _ in range(3):
+            store.flush()
+        assert taken == 1
+        broken = False
+        store.flush()
+        store.flush()
+        assert written == [1, 2]
+
+
+def test_a_stop_that_could_not_flush_is_not_a_clean_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dup = Failing(monkeypatch, "dup")
+    with small_store(tmp_path) as store:
+        fill(store, 10)
+        dup.error = errno.EMFILE
+    assert (tmp_path / "abort").exists()
+    dup.error = None
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(10)
 
 
 def test_a_queue_file_deleted_before_its_flush_is_no_failure(tmp_path: Path) -> None:

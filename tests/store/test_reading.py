@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.store import ReadResult, ReadStatus, Store
 from skylark.wire.message import Message
 from skylark.wire.records import decode_record, tag_code
-from store.small_store import START_MS, small_store
+from store.small_store import START_MS, a_message, small_store
 
 LOOKED_AT_MOST = 40
 PER_FILE = 100
@@ -94,3 +95,64 @@ def test_codes_beyond_64_bits_are_nobodys(tmp_path: Path) -> None:
         far = tag_code("a") + 2**70
         assert store.read("topic", 0, 0, 1, wants=frozenset([far, -far])).status is ReadStatus.NO_MATCHED_MESSAGE
         assert store.read("topic", 0, 0, 1, wants=frozenset([far, tag_code("a")])).count == 1
+
+
+def offsets_read(store: Store, wants: frozenset[int] | None = None) -> list[int]:
+    found, offset = [], 0
+    while offset < store.max_offset("topic", 0):
+        result = store.read("topic", 0, offset, 32, wants=wants)
+        assert result.next_offset > offset
+        assert result.status is not ReadStatus.MESSAGE_WAS_REMOVING
+        found += [decode_record(record).queue_offset for record in result.records]
+        offset = result.next_offset
+    return found
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("bit", [0, 7, 8, 11, 13, 40, 62, 63, 64 + 0, 64 + 5, 64 + 12, 64 + 30, 64 + 31])
+def test_a_flipped_bit_in_an_entry_costs_that_message_only(
+    tmp_path: Path, bit: int, filtered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of its log offset, or of the size that follows it; bits are counted from the last."""
+    with small_store(tmp_path, queue_entries_per_file=100, segment_bytes=1 << 14) as store:
+        for number in range(90):
+            store.append(a_message(b"x" * 4, TAGS="a"), START_MS + number)
+            store.append(a_message(b"x" * 4, "other", TAGS="a"), START_MS + number)
+        path = tmp_path / "consumequeue" / "topic" / "0" / f"{0:020d}"
+        byte = 20 * 40 + (7 - bit // 8 if bit < 64 else 8 + 3 - (bit - 64) // 8)
+        with path.open("r+b") as file:
+            file.seek(byte)
+            was = file.read(1)[0]
+            file.seek(byte)
+            file.write(bytes([was ^ 1 << bit % 8]))
+        wants = frozenset([tag_code("a")]) if filtered else None
+        for _ in range(3):
+            assert offsets_read(store, wants) == [*range(40), *range(41, 90)]
+        (told,) = caplog.messages
+        assert "topic-0: 1 entries lead to no record of this queue and are stepped over: that at 40, to log" in told
+
+
+def test_an_entry_that_leads_to_a_record_of_another_queue_is_stepped_over(tmp_path: Path) -> None:
+    with small_store(tmp_path, queue_entries_per_file=100) as store:
+        for number in range(10):
+            for queue_id in (0, 1):
+                store.append(a_message(b"x" * 4, queue_id=queue_id), START_MS + number)
+        zero, one = (tmp_path / "consumequeue" / "topic" / name / f"{0:020d}" for name in "01")
+        with zero.open("r+b") as file:
+            file.seek(60)
+            file.write(one.read_bytes()[60:80])  # of the same offset
+            file.seek(100)
+            file.write(zero.read_bytes()[120:140])  # of the same queue
+        assert offsets_read(store) == [0, 1, 2, 4, 6, 7, 8, 9]
+
+
+def test_what_is_told_of_damaged_entries_has_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_store(tmp_path, queue_entries_per_file=2000, segment_bytes=1 << 20) as store:
+        for number in range(1500):
+            store.append(a_message(b""), START_MS + number)
+        path = tmp_path / "consumequeue" / "topic" / "0" / f"{0:020d}"
+        with path.open("r+b") as file:
+            file.write((b"\xff" * 8 + b"\0\0\0\x64" + bytes(8)) * 1500)
+        assert offsets_read(store) == offsets_read(store) == []
+        assert len(caplog.messages) < 60
+        assert caplog.messages[-1].endswith("; no more of them are told")

@@ -13,8 +13,8 @@ import pytest
 
 from skylark.store import Store, StoreError, dispatch
 from skylark.store.checkpoint import Checkpoint
-from skylark.store.recovery import LogScan
-from skylark.wire.records import decode_record
+from skylark.store.logscan import LogScan
+from skylark.wire.records import decode_record, encode_record
 from store.small_store import (
     START_MS,
     a_message,
@@ -56,7 +56,8 @@ def count_inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(base + at)
         return original(segment, at, base)
 
-    monkeypatch.setattr("skylark.store.recovery.inspect", counting)
+    for module in ("recovery", "logscan"):
+        monkeypatch.setattr(f"skylark.store.{module}.inspect", counting)
     return seen
 
 
@@ -166,28 +167,106 @@ def test_an_unclean_stop_and_what_it_cost_are_told_to_whoever_runs_the_broker(
         assert told.endswith(f"3 records checked from 0 on, {last.size_bytes} bytes of an incomplete one cut off")
 
 
-@pytest.mark.parametrize("flipped", [0, 5, 10, 12, 21, 30, 90])
-def test_a_damaged_record_ends_the_log_after_a_crash(tmp_path: Path, flipped: int) -> None:
+def found_offsets(store: Store, topic: str = "topic", queue_id: int = 0) -> list[int]:
+    """The queue offsets of the messages that a consumer gets, whatever is missing between them."""
+    found, offset = [], store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        result = store.read(topic, queue_id, offset, 32)
+        found += [decode_record(record).queue_offset for record in result.records]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return found
+
+
+def damage(root: Path, log_offset: int, data: bytes | None = None, *, flip: int = 0x40) -> None:
+    """Flips bits at an offset of the log, or writes over what is there."""
+    with (root / f"commitlog/{log_offset // 2048 * 2048:020d}").open("r+b") as file:
+        file.seek(log_offset % 2048)
+        was = file.read(1)
+        file.seek(log_offset % 2048)
+        file.write(bytes([was[0] ^ flip]) if data is None else data)
+
+
+# Of the queue id (12) and the queue offset (20 to 27) no checksum tells.
+@pytest.mark.parametrize("flipped", [0, 2, 3, 5, 7, 10, 12, 15, 20, 21, 26, 27, 30, 35, 84, 87, 90, 188])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_damaged_record_costs_nothing_but_itself(
+    tmp_path: Path, flipped: int, checkpoint: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     with small_store(tmp_path / "a") as store:
-        fill(store, 30)
+        fill(store, 10)
+        fill(store, 3, "other")
+        if checkpoint:
+            store.flush()
+        fill(store, 20)
+        fill(store, 3, "other")
+        end = store.log_max_offset
         entry = store.entry("topic", 0, 20)
         assert entry is not None
         root = crash(store, tmp_path / "b")
-    path = root / f"commitlog/{entry.log_offset // 2048 * 2048:020d}"
-    data = bytearray(path.read_bytes())
-    data[entry.log_offset % 2048 + flipped] ^= 0x40
-    path.write_bytes(data)
+    damage(root, entry.log_offset + flipped)
     with small_store(root) as store:
-        if flipped in (12, 21):  # queue id and queue offset: no checksum covers them, so that record is lost
-            found, offset = [], 0
-            while offset < 30:
-                result = store.read("topic", 0, offset, 32)
-                found += [decode_record(record).queue_offset for record in result.records]
-                offset = result.next_offset
-            assert found == [*range(20), *range(21, 30)]
-        else:
-            assert bodies(store) == expected_bodies(20)
-            assert store.log_max_offset == entry.log_offset
+        assert found_offsets(store) == [*range(20), *range(21, 30)]
+        assert bodies(store, "other") == expected_bodies(6, "other")
+        assert store.log_max_offset == end
+        fill(store, 1)
+        assert store.max_offset("topic", 0) == 31
+        if flipped not in (12, 15, 20, 21, 26, 27):
+            behind = entry.log_offset + entry.size_bytes
+            told = f"the log is damaged from offset {entry.log_offset} to {behind}, what was stored there is lost"
+            assert told in caplog.messages
+            assert f"{entry.size_bytes} damaged bytes passed over, all whole" in caplog.text
+
+
+def test_what_follows_a_damaged_end_of_a_segment_is_kept(tmp_path: Path) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 30)
+        end = store.log_max_offset
+        root = crash(store, tmp_path / "b")
+    last = [m.log_offset for m in drained(root, tmp_path / "c") if m.log_offset < 2048][-1]
+    damage(root, last, bytes(2048 - last))  # with the blank record behind it
+    damage(root, 4096, bytes(300))  # and the first record of another
+    with small_store(root) as store:
+        assert store.log_max_offset == end
+        lost = set(range(30)) - set(found_offsets(store))
+        assert len(lost) == 3
+
+
+def drained(root: Path, copy: Path) -> list[Any]:
+    shutil.copytree(root, copy)
+    with small_store(copy) as store:
+        return drain(store)
+
+
+def test_a_segment_that_is_missing_costs_nothing_but_itself(tmp_path: Path) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 40)
+        end = store.log_max_offset
+        root = crash(store, tmp_path / "b")
+    (root / "commitlog" / f"{2048:020d}").unlink()
+    with small_store(root) as store:
+        found = found_offsets(store)
+        assert store.log_max_offset == end
+        assert (found[0], found[-1]) == (0, 39)
+        assert 25 < len(found) < 40
+        fill(store, 1)
+        assert found_offsets(store) == [*found, 40]
+
+
+def test_what_a_message_holds_is_no_record(tmp_path: Path) -> None:
+    """Whoever knows where the log ends can send a body that looks like a record of its place."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 3)
+        at = store.log_max_offset + 88
+        forged = encode_record(
+            a_message(b"forged"), queue_offset=3, log_offset=at, store_timestamp_ms=START_MS, store_host=bytes(8)
+        )
+        store.append(a_message(forged), START_MS)
+        fill(store, 3)
+        root = crash(store, tmp_path / "b")
+    damage(root, at - 88 + 10)  # its checksum
+    with small_store(root) as store:
+        assert found_offsets(store) == [0, 1, 2, 4, 5, 6]
 
 
 def test_queue_files_that_a_power_loss_emptied_are_filled_again(tmp_path: Path) -> None:
@@ -255,6 +334,71 @@ def test_one_queue_that_is_missing_after_a_crash_is_made_again(tmp_path: Path) -
     with small_store(root) as store:
         assert bodies(store) == expected_bodies(22)
         assert bodies(store, "other") == expected_bodies(20, "other")
+
+
+@pytest.mark.parametrize("how", ["clean", "killed", "without checkpoint", "without queues"])
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_deleted_topic_stays_deleted(
+    tmp_path: Path, how: str, others: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, others, "other")
+        fill(store, 100)
+        store.flush()
+        fill(store, 20)
+        assert store.delete_topic("topic")
+        end = store.log_max_offset
+        root = crash(store, tmp_path / "b")
+    root = root if how == "killed" else tmp_path / "a"
+    if how == "without checkpoint":
+        (root / "checkpoint").unlink()
+    elif how == "without queues":
+        shutil.rmtree(root / "consumequeue")
+    seen = count_inspected(monkeypatch)
+    with small_store(root) as store:
+        assert list(store.queues()) == ([("other", 0)] if others else [])
+        assert store.log_max_offset == end
+        assert how != "clean" or len(seen) < 8
+        assert how != "killed" or len(seen) < 60
+        assert "built again" not in caplog.text
+        fill(store, 3)
+        root = crash(store, tmp_path / "c")
+    for path in (root, tmp_path / "a"):
+        with small_store(path) as store:
+            assert bodies(store) == expected_bodies(3 if path == root or how != "killed" else 0)
+            assert bodies(store, "other") == expected_bodies(others, "other")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_log_that_lost_its_end_forgets_that_topics_were_deleted_there(tmp_path: Path, kept: int) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 40)
+        store.delete_topic("topic")
+    for path in sorted((tmp_path / "a" / "commitlog").iterdir())[kept:]:
+        path.unlink()
+    with small_store(tmp_path / "a") as store:
+        assert list(store.queues()) == []
+        fill(store, 5)
+        root = crash(store, tmp_path / "b")
+    (root / "checkpoint").unlink(missing_ok=True)
+    with small_store(root) as store:
+        assert bodies(store) == expected_bodies(5)
+
+
+def test_the_list_of_deleted_topics_is_as_long_as_the_log(tmp_path: Path) -> None:
+    with small_store(tmp_path, disk_usage=lambda path: 0.87) as store:
+        for number in range(5):
+            fill(store, 10, f"topic{number}")
+            store.delete_topic(f"topic{number}")
+            assert not store.delete_topic(f"topic{number}")
+        fill(store, 40)
+        store.flush()
+        store.clean(START_MS)
+    assert len((tmp_path / "deletedTopics").read_text().split()) == 5
+    with (tmp_path / "deletedTopics").open("a") as file:
+        file.write("[12")  # as a crash leaves it
+    with small_store(tmp_path) as store:
+        assert (tmp_path / "deletedTopics").read_text() == ""
 
 
 def test_a_topic_made_again_after_the_checkpoint(tmp_path: Path) -> None:

@@ -143,6 +143,46 @@ def test_every_queue_file_of_a_batch_is_flushed(tmp_path: Path) -> None:
         assert [path for _, path in store._progress.dirty_queue_files] == files
 
 
+@pytest.mark.parametrize("mapped", [1, 2, 100])
+@pytest.mark.parametrize("before", [0, 3, 8])
+def test_a_batch_larger_than_a_queue_file_keeps_the_order_of_the_files(
+    tmp_path: Path, before: int, mapped: int
+) -> None:
+    with small_store(tmp_path, segment_bytes=1 << 14, max_mapped_queue_files=mapped) as store:
+        fill(store, before)
+        batch = [BatchPart(0, f"topic-0-{before + number}".encode(), b"") for number in range(30)]
+        store.append_batch(a_message(), batch, START_MS)
+        fill(store, 90)
+        assert bodies(store) == expected_bodies(before + 120)
+        store.flush()
+        store.config.disk_usage = None
+        for path in sorted((tmp_path / "commitlog").iterdir())[:1]:
+            os.utime(path, (0, 0))
+        store.delete_expired_soon()
+        assert store.clean(START_MS).log_files == 1
+        first = store.min_offset("topic", 0)
+        assert first > before + 30
+        assert bodies(store) == expected_bodies(before + 120, start=first)
+        fill(store, 20)
+    with small_store(tmp_path, segment_bytes=1 << 14) as store:
+        assert bodies(store) == expected_bodies(before + 140, start=first)
+
+
+def test_a_batch_is_limited_as_a_whole(tmp_path: Path) -> None:
+    with small_store(tmp_path, segment_bytes=1 << 20, max_message_bytes=1000) as store:
+        for parts in (
+            [BatchPart(0, bytes(978), b"")] * 2,  # bodies
+            [BatchPart(0, b"", b"x" * 500)] * 2,  # properties
+            [BatchPart(0, b"", b"")] * 46,  # messages
+        ):
+            with pytest.raises(MessageTooLarge):
+                store.append_batch(a_message(), parts, START_MS)
+        assert store.log_max_offset == 0
+        store.append_batch(a_message(), [BatchPart(0, b"", b"")] * 45, START_MS)
+        store.append_batch(a_message(), [BatchPart(0, bytes(1000), b"x" * 2000)], START_MS)
+        assert len(drain(store)) == 46
+
+
 def test_half_messages_enter_no_queue(tmp_path: Path) -> None:
     with small_store(tmp_path) as store:
         for sys_flag, queue_offset in ((0, 0), (4, 0), (12, 0), (8, 1), (0, 2)):
@@ -301,6 +341,47 @@ def test_messages_are_found_by_key(tmp_path: Path) -> None:
         assert store.query("topic", "b", 32, 0, 1 << 60).index_last_update_timestamp == START_MS + 1
     with small_store(tmp_path, index_enabled=False) as store:
         assert store.query("topic", "a", 32, 0, 1 << 60).slices == []
+
+
+def found_by_key(store: Store, key: str) -> list[int]:
+    return [decode_record(record).queue_offset for record in store.query("topic", key, 32, 0, 1 << 60).slices]
+
+
+@pytest.mark.parametrize("how", ["appends", "round", "clean stop", "kill"])
+def test_messages_that_the_index_had_no_room_for_are_indexed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    real, full = os.posix_fallocate, False
+
+    def fallocate(*arguments: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    monkeypatch.setattr(segments, "posix_fallocate", real)
+    root = tmp_path / "a"
+    with small_store(root, index_entries=20) as store:
+        fill(store, 15)
+        full = True
+        fill(store, 40)
+        store.flush()
+        full = how == "clean stop"
+        if how == "appends":
+            fill(store, 5)
+        elif how == "round":
+            store.clean(START_MS)
+        assert found_by_key(store, "k30") == ([30] if how in ("appends", "round") else [])
+        count = store.max_offset("topic", 0)
+        shutil.copytree(root, tmp_path / "b")
+    with small_store(tmp_path / "b" if how == "kill" else root, index_entries=20) as store:
+        if full:
+            assert found_by_key(store, "k30") == []  # it is open all the same
+            full = False
+            store.clean(START_MS)
+        for number in range(count):
+            assert found_by_key(store, f"k{number}") == [number]
+    assert len([message for message in caplog.messages if "not found by key" in message]) == 1 + (how == "clean stop")
 
 
 def test_ipv6_hosts(tmp_path: Path) -> None:

@@ -67,8 +67,6 @@ class Put:
 
     def batch(self, message: Message, parts: list[BatchPart], now_ms: int) -> Appended:
         """Stores messages that have a queue in common behind each other, all of them or none."""
-        if sum([len(part.body) for part in parts]) > self._config.max_message_size:
-            raise self._refusal(MessageTooLarge("the batch as a whole is too large"))
         try:
             appended = self._store.append_batch(message, parts, now_ms)
         except StoreError as e:

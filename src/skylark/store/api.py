@@ -135,6 +135,11 @@ class LogRecord(msgspec.Struct, gc=False):
     store_ms: int = 0
     properties_data: bytes = b""
 
+    @property
+    def may_be_torn(self) -> bool:
+        """Whether its end may be zeros that a crash left: append ends no properties with one (see `BatchPart`)."""
+        return self.properties_data.endswith(b"\0")
+
 
 class QueryResult(msgspec.Struct):
     slices: list[memoryview]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import struct
+from bisect import insort
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -92,9 +93,10 @@ class ConsumeQueue:
         byte = self.max_offset * ENTRY_BYTES
         at = byte % self._file_bytes
         base = byte - at
+        segment = self._with_blocks(base, at, count * ENTRY_BYTES)
         for later in range(base + self._file_bytes, byte + count * ENTRY_BYTES, self._file_bytes):
             self._with_blocks(later, 0, byte + count * ENTRY_BYTES - later)
-        segment = self._with_blocks(base, at, count * ENTRY_BYTES)
+            segment = self._with_blocks(base, at, count * ENTRY_BYTES)  # the pool may have let go of it meanwhile
         if base != self._write_base:
             self._write_base = base
             self.write_map = segment.map
@@ -109,7 +111,7 @@ class ConsumeQueue:
             segment = self._file(base)
         else:
             segment = Segment.create(self._directory, base, self._file_bytes, _RESERVE_FIRST_BYTES)
-            self._bases.append(base)
+            insort(self._bases, base)
             self._pool.add(segment, self._forget)
         segment.reserved_bytes = max(segment.reserved_bytes, at)
         segment.reserve(at + max(size_bytes, min(max(at, _RESERVE_FIRST_BYTES), _RESERVE_MOST_BYTES)))

@@ -17,7 +17,8 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
 from skylark.store.api import LogRecord, StoreError
-from skylark.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueTable
+from skylark.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue, QueueTable
+from skylark.store.deleted import DeletedTopics
 from skylark.store.index import IndexService
 from skylark.wire.lookup import find_text, property_key
 from skylark.wire.message import (
@@ -39,6 +40,7 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
 MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
 _DELAY_LEVEL: Final = property_key(PROPERTY_DELAY_LEVEL)
+_LEVEL_DIGITS: Final = 10
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -50,10 +52,18 @@ class Progress:
 
     __slots__ = ("dirty_queue_files", "last_log_offset", "last_store_ms")
 
-    def __init__(self, last_log_offset: int, last_store_ms: int) -> None:
-        self.last_log_offset = last_log_offset
-        self.last_store_ms = last_store_ms
+    def __init__(self) -> None:
+        self.last_log_offset = 0
+        self.last_store_ms = 0
         self.dirty_queue_files: deque[tuple[ConsumeQueue, Path]] = deque()
+
+    def put(self, queue: ConsumeQueue, packed: bytes) -> None:
+        """Puts entries into a queue, which may lie in several of its files, and notes those for the flush."""
+        while packed:
+            packed = packed[queue.put_some(packed) :]
+            if not queue.dirty:
+                queue.dirty = True
+                self.dirty_queue_files.append((queue, queue.write_path))
 
 
 class QueueEntries:
@@ -81,7 +91,8 @@ def queue_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[
     """The tag field of a queue entry: the tag's hash, or for a delayed message the time it is due, in ms."""
     if topic == SCHEDULE_TOPIC:
         word = find_text(part.properties, 0, _DELAY_LEVEL) or ""
-        level = min(int(word), len(delays_ms)) if word.isdecimal() else 0
+        # Python refuses to read numbers of thousands of digits, and no level has more than a few.
+        level = min(int(word.lstrip("0")[:_LEVEL_DIGITS] or "0"), len(delays_ms)) if word.isdecimal() else 0
         if level > 0:
             return store_ms + delays_ms[level - 1]
     return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
@@ -96,8 +107,8 @@ def code_of(record: memoryview, log_offset: int, delays_ms: tuple[int, ...]) -> 
 def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
     """The record at a position of a segment, with all that can be checked about it; None when it is not one.
 
-    The checksum covers the body only. A record cut short by a crash leaves zeros, so properties that end in one, which
-    no writer makes, mean that the record is torn.
+    The checksum covers the body only. A record cut short by a crash leaves zeros: a topic has none, and that of the
+    properties `LogRecord.may_be_torn` tells.
     """
     try:
         size, magic = _SIZE_AND_MAGIC.unpack_from(segment, at)
@@ -127,9 +138,9 @@ def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
             return None
         if body_size and crc32(segment[body_at : body_at + body_size]) & 0x7FFFFFFF != crc:
             return None
-        if properties_size and not segment[end - 1]:
-            return None
         topic = str(segment[topic_at : topic_at + topic_size], "utf-8")
+        if not topic or "\0" in topic:
+            return None
     except (struct.error, UnicodeDecodeError):
         return None
     return LogRecord(
@@ -140,35 +151,60 @@ def inspect(segment: memoryview, at: int, base: int) -> LogRecord | None:
 class Dispatcher:
     """Puts records that are already in the log into the queues and the index, once each."""
 
-    def __init__(self, queues: QueueTable, index: IndexService | None, delays_ms: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        queues: QueueTable,
+        index: IndexService | None,
+        delays_ms: tuple[int, ...],
+        progress: Progress,
+        deleted: DeletedTopics,
+    ) -> None:
         self._queues = queues
         self._index = index
         self._delays_ms = delays_ms
+        self._progress = progress
+        self._deleted = deleted
         # Queues whose next record has an offset they cannot have yet: entries before it are missing.
         self.lagging: set[ConsumeQueue] = set()
 
-    def to_queue(self, record: LogRecord, *, from_the_first: bool, only: set[ConsumeQueue] | None = None) -> None:
-        """Adds the record's entry unless the queue has it. `from_the_first`: the log has no older records."""
-        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED:
+    def to_queue(self, record: LogRecord, *, lost: int | None, only: set[ConsumeQueue] | None = None) -> None:
+        """Adds the record's entry unless the queue has it, or its topic was deleted.
+
+        `lost`: how many records before it may be lost; None, if there is none in the log that is not dispatched.
+        """
+        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self._deleted.offset(record.topic):
             return
         try:
             queue = self._queues.create(record.topic, record.queue_id)
-        except StoreError as error:
+        except (StoreError, ValueError) as error:
             log.warning("no queue for the record at log offset %d: %s", record.log_offset, error)
             return
         if only is not None and queue not in only:
             return
-        if record.queue_offset < queue.max_offset:
-            if record.queue_offset or record.log_offset <= queue.last_record_end()[0]:
+        missing = record.queue_offset - queue.max_offset
+        if missing < 0:
+            if self._is_in_a_gap(queue, record):
+                # The record behind the gap claimed an offset that it never had.
+                queue.max_offset = record.queue_offset
+                queue.cut()
+            elif record.queue_offset or record.log_offset <= queue.last_record_end()[0]:
                 return
-            queue.destroy()  # the topic was deleted and made again: its offsets began anew
-        elif record.queue_offset > queue.max_offset and not from_the_first:
-            self.lagging.add(queue)
-            return
-        elif record.queue_offset > queue.max_offset and not self._skip_to(queue, record):
-            return
+            else:
+                queue.destroy()  # the topic was deleted and made again: its offsets began anew
+        elif missing:
+            is_empty = queue.max_offset == queue.first_stored_offset
+            if lost is not None and (is_empty or missing > lost):
+                self.lagging.add(queue)
+                return
+            if not self._skip_to(queue, record):
+                return
         code = queue_tag_code(record.topic, _part(record), record.store_ms, self._delays_ms)
-        queue.put(record.log_offset, record.size_bytes, code)
+        self._progress.put(queue, ENTRY.pack(record.log_offset, record.size_bytes, code))
+
+    def _is_in_a_gap(self, queue: ConsumeQueue, record: LogRecord) -> bool:
+        """Whether the queue has a blank entry in the place of a record that comes only now."""
+        entry = queue.entry(record.queue_offset)
+        return entry is not None and entry.size_bytes == BLANK_SIZE and 0 < entry.log_offset < record.log_offset
 
     def _skip_to(self, queue: ConsumeQueue, record: LogRecord) -> bool:
         """Moves the end of a queue forward to a record whose predecessors are not in the log."""
@@ -181,8 +217,7 @@ class Dispatcher:
             log.error("%s: the record at log offset %d claims to be %d further", place, record.log_offset, missing)
             return False
         log.error("%s: %d messages are missing in the log", place, missing)
-        for _ in range(missing):
-            queue.put(record.log_offset, BLANK_SIZE, 0)
+        self._progress.put(queue, ENTRY.pack(record.log_offset, BLANK_SIZE, 0) * missing)
         return True
 
     def to_index(self, record: LogRecord) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -33,6 +34,9 @@ from skylark.store.segments import Segment, sync_directory
 
 log = logging.getLogger(__name__)
 
+# These pass. After any other failure the kernel may have dropped what it could not write, as said above.
+_TOO_MANY_FILES = frozenset((errno.EMFILE, errno.ENFILE))
+_PASSING = _TOO_MANY_FILES | {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR}
 
 Done = Callable[[str | None], None]
 """Called on the event loop when it is on disk, or with the reason why that will not happen. It must not raise."""
@@ -50,6 +54,8 @@ def _sync_queue_file(path: Path) -> bool:
         return False
     try:
         os.fdatasync(fd)
+    except OSError as error:
+        raise OSError(errno.EIO, f"{path}: {error.strerror}") from error  # whatever it says, it will not pass
     finally:
         os.close(fd)
     return True
@@ -86,7 +92,11 @@ class Flusher:
         self.beside: list[Callable[[], Callable[[], None]]] = []
         self.flushed_offset = 0
         self.failure: str | None = None
-        self.derived_failed = False
+        self._derived_failing = False
+        self._derived_lost = False
+        self._owed: dict[
+            Callable[[], Callable[[], None]], Callable[[], None]
+        ] = {}  # what is to be brought to disk beside
         self._waiters: deque[tuple[int, asyncio.AbstractEventLoop, Done]] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -130,17 +140,26 @@ class Flusher:
                 self.flush_derived(with_index=with_index)
         self.flush_log()
 
-    def flush_log(self) -> None:
-        """Brings the log to disk up to its present end and lets those go who waited for it."""
+    def flush_log(self) -> bool:
+        """Brings the log to disk up to its present end and lets those go who waited for it. Whether it is there."""
         with self._flushing:
-            if self.failure is None:
-                try:
-                    self._sync_log()
-                except OSError as error:
-                    self.failure = f"flushing the commit log failed: {error}; the store is fenced"
-                    log.critical("%s", self.failure)
-                    self._on_failure(self.failure)
+            is_there = self.failure is None and self._try_sync_log()
             self._release_waiters()
+            return is_there
+
+    def _try_sync_log(self) -> bool:
+        try:
+            self._sync_log()
+        except OSError as error:
+            if error.errno in _TOO_MANY_FILES:
+                # Nothing was synced, so nothing is lost: those who wait go on waiting.
+                log.error("the commit log could not be flushed, which is tried again: %s", error)
+                return False
+            self.failure = f"flushing the commit log failed: {error}; the store is fenced"
+            log.critical("%s", self.failure)
+            self._on_failure(self.failure)
+            return False
+        return True
 
     def _sync_log(self) -> None:
         start, end = self.flushed_offset, self._log.end_offset
@@ -160,51 +179,74 @@ class Flusher:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_call_all, calls, self.failure)
 
-    def flush_derived(self, *, with_index: bool) -> None:
+    def flush_derived(self, *, with_index: bool) -> bool:
         """Brings queue files, what is kept `beside` them, and the index if asked for, to disk; then the checkpoint.
+        Whether all of that worked.
 
         What is beside is asked how it stands before the log is flushed, and then brings just that to disk.
 
         Their failure does not stop the store, since they can be made from the log again; but the checkpoint then stays
-        where it is, and recovery starts from there.
+        where it is, and recovery starts from there. What was lacking, open files or space, may be there the next time.
         """
         with self._flushing_derived:
-            self._flush_derived(with_index)
+            return self._flush_derived(with_index)
 
-    def _flush_derived(self, with_index: bool) -> None:
+    def _flush_derived(self, with_index: bool) -> bool:
         last_log_offset, last_store_ms = self._progress.last_log_offset, self._progress.last_store_ms
-        beside = [stand() for stand in self.beside]
-        self.flush_log()
-        if self.failure is not None or self.derived_failed:
-            return
-        checkpoint = self._checkpoint
-        dirty = self._progress.dirty_queue_files
+        owed = self._owed = {stand: self._owed[stand] if stand in self._owed else stand() for stand in self.beside}
+        if not self.flush_log() or self._derived_lost:
+            return False
         try:
-            new: list[tuple[ConsumeQueue, Path]] = []
-            for _ in range(len(dirty)):
-                queue, path = dirty.popleft()
-                queue.dirty = False
-                if _sync_queue_file(path) and queue.named_on_disk != path:
-                    new.append((queue, path))
-                if self._waiters:  # with many queues this takes long, and a send waits for its log record only
-                    self.flush_log()
-            _sync_names(new)
+            self._sync_queues()
+            for stand in list(owed):
+                owed[stand]()
+                del owed[stand]
+            if with_index and self._index is not None and not self._sync_index(self._index):
+                return False
             if self.failure is not None:
-                return
-            for bring_to_disk in beside:
-                bring_to_disk()
-            if with_index and self._index is not None:
-                self._index.flush()
-                checkpoint.index_ms = max(checkpoint.index_ms, self._index.sealed_timestamp_ms)
-                checkpoint.index_log_offset = self._index.durable_log_offset
+                return False
+            checkpoint = self._checkpoint
             if last_log_offset != checkpoint.logics_offset or with_index:
                 checkpoint.physic_ms = checkpoint.logics_ms = last_store_ms
                 checkpoint.logics_offset = last_log_offset
                 checkpoint.confirm_offset = last_log_offset
                 checkpoint.flush()
         except OSError as error:
-            self.derived_failed = True
-            log.error("flushing consume queues, index or checkpoint failed, the checkpoint stays behind: %s", error)
+            self._derived_lost = error.errno not in _PASSING
+            if not self._derived_failing or self._derived_lost:
+                log.error("flushing consume queues, index or checkpoint failed, the checkpoint stays behind: %s", error)
+            self._derived_failing = True
+            return False
+        if self._derived_failing:
+            log.warning("consume queues, index and checkpoint are flushed again")
+        self._derived_failing = False
+        return True
+
+    def _sync_queues(self) -> None:
+        """The files that were written to, and the names of those that are new. Raises OSError."""
+        dirty = self._progress.dirty_queue_files
+        files = dict.fromkeys([dirty.popleft() for _ in range(len(dirty))])
+        new: list[tuple[ConsumeQueue, Path]] = []
+        try:
+            for queue, path in files:
+                queue.dirty = False
+                if _sync_queue_file(path) and queue.named_on_disk != path:
+                    new.append((queue, path))
+                if self._waiters:  # with many queues this takes long, and a send waits for its log record only
+                    self.flush_log()
+            _sync_names(new)
+        except OSError:
+            dirty.extend(files)
+            raise
+
+    def _sync_index(self, index: IndexService) -> bool:
+        """Whether the log has all messages whose keys it has, so that the checkpoint may tell of them."""
+        index.flush()
+        if not self.flush_log():
+            return False
+        self._checkpoint.index_ms = max(self._checkpoint.index_ms, index.sealed_timestamp_ms)
+        self._checkpoint.index_log_offset = index.durable_log_offset
+        return True
 
 
 def _call_all(calls: list[Done], failure: str | None) -> None:

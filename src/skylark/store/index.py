@@ -16,7 +16,7 @@ Invariants:
   when the file is flushed, full or closed, and until then tells of fewer entries than there are;
 - no byte is written through the mapping before the disk space under it was reserved: a full disk raises OSError(ENOSPC)
   in `put` instead of killing the process with SIGBUS. The message itself is then safe in the log: the caller goes on
-  without its keys and puts again, from `next_log_offset` on, when there is space;
+  without its keys, and puts again what lies from `next_log_offset` on in the log, before anything else;
 - the event loop's thread calls everything but `flush`, which belongs to the flush thread.
 
 The index is derived from the log. After a crash `recover` keeps what was known to be on disk, and the caller dispatches
@@ -41,6 +41,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
+from skylark.store.segments import sync_directory
 from skylark.wire.message import KEY_SEPARATOR
 from skylark.wire.records import BatchPart, java_hash, java_hash_of
 
@@ -290,6 +291,7 @@ class IndexService:
         self._files: list[IndexFile] = []
         self._files_lock = threading.Lock()
         self._sync_failed = False
+        self._has_new_file = True  # whose name may not be on disk
         directory.mkdir(parents=True, exist_ok=True)
         for path in sorted(directory.iterdir()):
             if path.name.isdigit() and path.is_file():
@@ -413,6 +415,7 @@ class IndexService:
             file.begin_ms = file.end_ms = last.end_ms
         with self._files_lock:
             self._files.append(file)
+            self._has_new_file = True
         return file
 
     def _new_name(self, now_ms: int) -> str:
@@ -442,28 +445,52 @@ class IndexService:
         """
         with self._files_lock:
             end = self._next_log_offset
-            # Copies of the descriptors: the event loop may delete a file meanwhile.
-            pending = [(file, file.full, os.dup(file.fd)) for file in self._files if not file.sealed_on_disk]
-            for file, _, _ in pending:
-                file.write_header()
-        failure: OSError | None = None
-        for file, full, fd in pending:
-            try:
-                if failure is None:
-                    os.fdatasync(fd)
-                    if full:
-                        file.sealed_on_disk = True
-                        self._sealed_timestamp_ms = file.end_ms
-            except OSError as error:
-                failure = error
-            finally:
+            pending = self._open_again()
+            has_new_file, self._has_new_file = self._has_new_file, False
+        try:
+            if has_new_file:
+                self._sync_names()
+            self._sync(pending)
+        finally:
+            for _, _, fd in pending:
                 os.close(fd)
-        if failure is not None:
-            # The kernel drops the pages that it failed to write: no later success says anything about them.
-            self._sync_failed = True
-            raise failure
         if not self._sync_failed:
             self._durable_log_offset = end
+
+    def _open_again(self) -> list[tuple[IndexFile, bool, int]]:
+        """The files to be synced, with headers; whether each is full; and descriptors, since the event loop may delete
+        a file meanwhile."""
+        pending: list[tuple[IndexFile, bool, int]] = []
+        try:
+            for file in self._files:
+                if not file.sealed_on_disk:
+                    pending.append((file, file.full, os.dup(file.fd)))
+        except OSError:
+            for _, _, fd in pending:
+                os.close(fd)
+            raise
+        for file, _, _ in pending:
+            file.write_header()
+        return pending
+
+    def _sync_names(self) -> None:
+        try:
+            sync_directory(self._directory)
+        except OSError:
+            self._has_new_file = True
+            raise
+
+    def _sync(self, pending: list[tuple[IndexFile, bool, int]]) -> None:
+        for file, full, fd in pending:
+            try:
+                os.fdatasync(fd)
+            except OSError:
+                # The kernel drops the pages that it failed to write: no later success says anything about them.
+                self._sync_failed = True
+                raise
+            if full:
+                file.sealed_on_disk = True
+                self._sealed_timestamp_ms = file.end_ms
 
     def recover(self, index_ms: int, durable_log_offset: int, log_end_offset: int) -> int:
         """After a crash: keeps what is known to be whole, returns the log offset to dispatch again from.

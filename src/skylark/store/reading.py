@@ -3,8 +3,8 @@
 The outcomes, the corrected next offset and the limits are those of Apache's `DefaultMessageStore.getMessage`, which
 clients rely on: up to 32 messages or 256 KiB when the messages are thought to be in memory, 8 or 64 KiB when they lie
 so far back that they are read from disk; at most 800 entries (or the asked count) looked at, none beyond the queue file
-that the read begins in. That an entry leads to a record is checked; the body's checksum is not, as it is not by Apache:
-the consumer checks it, and `Store.message_at` does.
+that the read begins in. That an entry leads to the record of its queue and offset is checked: one that does not is told
+and stepped over. The body's checksum is not checked, as it is not by Apache: the consumer does, and `Store.message_at`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from mypy_extensions import i64
 from skylark.store.api import ReadResult, ReadStatus, StoreConfig
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.wire.message import LOG_OFFSET_POSITION, SYS_BORN_HOST_V6, SYS_FLAG_POSITION
+from skylark.wire.message import (
+    LOG_OFFSET_POSITION,
+    QUEUE_ID_POSITION,
+    QUEUE_OFFSET_POSITION,
+    SYS_BORN_HOST_V6,
+    SYS_FLAG_POSITION,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +37,10 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BORN_HOST_POSITION: Final = 48
 _MIN_RECORD_BYTES: Final = LOG_OFFSET_POSITION + 8
+_NOTHING_BEFORE: Final = -(1 << 63)
+_MOST_TOLD: Final = 1000
+# Apache's light queues lead to records of other queues.
+_LIGHT_PREFIX: Final = "%LMQ%"
 
 
 class QueueReader:
@@ -40,6 +50,7 @@ class QueueReader:
         self._queues = queues
         memory = config.physical_memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._cached_bytes = memory * config.memory_ratio // 100
+        self._told: set[tuple[str, int, int]] = set()
 
     def read(
         self,
@@ -90,6 +101,8 @@ class QueueReader:
                 offset = queue.next_file_offset(offset)
                 break
             offset += found.look_at(entries, offset, wants, accepts)
+        if found.damaged:
+            self._tell(queue, found.damaged)
         if found.records:
             status = ReadStatus.FOUND
         elif is_missing:
@@ -99,6 +112,19 @@ class QueueReader:
         return ReadResult(
             status, offset, queue.min_offset, queue.max_offset, found.records, int(found.size_bytes),
             found.log_offset < cached_from,
+        )  # fmt: skip
+
+    def _tell(self, queue: ConsumeQueue, damaged: list[tuple[int, int]]) -> None:
+        """Logs the entries of a read that lead nowhere, however often they are read: once, and not without end."""
+        told = self._told
+        new = [(offset, to) for offset, to in damaged if (queue.topic, queue.queue_id, offset) not in told]
+        if not new or len(told) >= _MOST_TOLD:
+            return
+        told.update([(queue.topic, queue.queue_id, offset) for offset, _ in new])
+        log.error(
+            "%s-%d: %d entries lead to no record of this queue and are stepped over: that at %d, to log offset %d%s",
+            queue.topic, queue.queue_id, len(new), new[0][0], new[0][1],
+            "; no more of them are told" if len(told) >= _MOST_TOLD else "",
         )  # fmt: skip
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -161,7 +187,9 @@ class _Found:
         self.log_offset: i64 = 0  # of the last entry that was looked at
         self.is_full = False
         self.is_removing = False  # the last message that was looked for is not in the log any more
-        self._skip_before: i64 = 0  # what lies before it in the log was deleted
+        self.damaged: list[tuple[int, int]] = []  # entries that lead nowhere: their queue offsets and log offsets
+        self._queue_id: i64 = queue.queue_id
+        self._skip_before: i64 = _NOTHING_BEFORE  # what lies before it in the log was deleted
         self._pages: mmap.mmap | None = None
         self._pages_start: i64 = 0  # of the part of the log that `_pages` holds
         self._pages_end: i64 = 0
@@ -193,7 +221,7 @@ class _Found:
                 if accepts is None or accepts(record):
                     self.records.append(record)
                     self.size_bytes += size
-                    self._skip_before = 0
+                    self._skip_before = _NOTHING_BEFORE
                     continue
             self.is_removing = False
         return int(at // ENTRY_BYTES)
@@ -204,22 +232,41 @@ class _Found:
             found = self._log.pages(log_offset)
             self._pages_start, self._pages_end, self._pages = found if found is not None else (0, 0, None)
         pages = self._pages
-        if pages is None or log_offset + size > self._pages_end:
-            if size != BLANK_SIZE:
-                self._skip_before = self._log.next_segment_offset(log_offset)
-                self.is_removing = True
+        if pages is None or size < _MIN_RECORD_BYTES or log_offset + size > self._pages_end:
+            self._miss(log_offset, size, offset)
             return None
         at = log_offset - self._pages_start
         record = pages[at : at + size]
         if (
-            size < _MIN_RECORD_BYTES
-            or read_i32_be(record, 0) != size
+            read_i32_be(record, 0) != size
             or read_i64_be(record, LOG_OFFSET_POSITION) != log_offset
-        ):
-            place = f"{self._queue.topic}-{self._queue.queue_id} at {offset}"
-            log.error("%s: no record at log offset %d", place, log_offset)
+            or read_i64_be(record, QUEUE_OFFSET_POSITION) != offset
+            or i64(read_i32_be(record, QUEUE_ID_POSITION)) != self._queue_id
+        ) and not self._is_light(record, size, log_offset):
+            self.damaged.append((int(offset), int(log_offset)))
             return None
         return record
+
+    def _is_light(self, record: bytes, size: i64, log_offset: i64) -> bool:
+        """Whether the queue's entries lead to records of other queues, and this to one of them."""
+        if not self._queue.topic.startswith(_LIGHT_PREFIX):
+            return False
+        return i64(read_i32_be(record, 0)) == size and read_i64_be(record, LOG_OFFSET_POSITION) == log_offset
+
+    def _miss(self, log_offset: i64, size: i64, offset: i64) -> None:
+        """An entry leads to no written part of the log: its message has expired, it stands for one, or it is damaged.
+
+        Only if the message has expired the entries behind it are passed over as far as theirs have: a damaged one says
+        nothing about others.
+        """
+        if size == BLANK_SIZE:
+            return
+        log_min_offset = i64(self._log.min_offset)
+        if 0 <= log_offset < log_min_offset:
+            self._skip_before = log_min_offset
+            self.is_removing = True
+        else:
+            self.damaged.append((int(offset), int(log_offset)))
 
 
 def _bits(codes: frozenset[int]) -> int:

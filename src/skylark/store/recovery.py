@@ -1,13 +1,15 @@
 """Opening a store: where the log ends, and queues and index that agree with it.
 
-The log is the truth; it is read from a place that is known to be good, up to the first record that is not whole.
+The log is the truth; it is read from a place that is known to be good, up to its last whole record.
 
-- After a clean stop that place is the newest record that any queue knows.
+- After a clean stop that place is the last record, or the newest one that any queue knows if somebody else stopped it.
 - After a crash (the abort marker is there) it is the record that the checkpoint names: what lies before it was on disk
   with its queue entries. What the queues hold beyond it is dropped, since pages of theirs may be missing, and
   dispatched again from the log. A checkpoint without such a record (older versions wrote none) leads to the newest
   segment that begins before its time stamps, and failing that to the beginning of the log.
-- The log is cut behind the last whole record, and what follows becomes zeros.
+- The log is cut behind the last whole record, and what follows becomes zeros. What is damaged before it is passed over
+  and told; a queue has blank entries in the place of messages that are lost with it.
+- Records of a topic that was deleted after them enter no queue.
 - Without a log there are no messages, but its directory may just not be the one that was meant: as soon as anything
   was on disk once, queues without a log are left alone, and the store does not open.
 - A queue that turns out to lack entries (its files were deleted) is built again from the whole log; after a clean stop
@@ -19,16 +21,16 @@ So the time it takes depends on what was written since the last checkpoint, not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import msgspec
 
-from skylark.store.api import LogRecord, StoreError
+from skylark.store.api import StoreError
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue, QueueTable
 from skylark.store.dispatch import Dispatcher, inspect
 from skylark.store.index import IndexService
+from skylark.store.logscan import Damage, LogScan
 
 log = logging.getLogger(__name__)
 
@@ -37,46 +39,23 @@ INDEX_REBUILD_MAX_BYTES = 256 << 20
 
 
 class Recovered(msgspec.Struct):
-    """What recovery found: where it started, the end of the log and its last record, and how long the record was that
-    had been begun behind it."""
+    """What recovery found: where it started, the end of the log and its last record, how much before that was damaged,
+    and how long the record was that had been begun behind it."""
 
     start_offset: int = 0
     end_offset: int = 0
     last_log_offset: int = 0
     last_store_ms: int = 0
     record_count: int = 0
+    index_behind: bool = False  # there was no room in it for all
+    damaged_bytes: int = 0
     cut_bytes: int = 0
 
-
-class LogScan:
-    """Iterates over the whole records of the log from an offset on; afterwards `end_offset` is where they ended."""
-
-    def __init__(self, commit_log: CommitLog, start_offset: int) -> None:
-        self._log = commit_log
-        self.end_offset = start_offset
-
-    def __iter__(self) -> Iterator[LogRecord]:
-        segments = self._log.segments
-        for place, segment in enumerate(segments):
-            if segment.base + segment.size_bytes <= self.end_offset:
-                continue
-            view = segment.view
-            at = self.end_offset - segment.base
-            while True:
-                record = inspect(view, at, segment.base)
-                if record is None:
-                    return
-                if record.size_bytes == 0:
-                    break
-                yield record
-                at += record.size_bytes
-                self.end_offset = segment.base + at
-            following = segments[place + 1] if place + 1 < len(segments) else None
-            if following is None or following.base != segment.base + segment.size_bytes:
-                return
-            if inspect(following.view, 0, following.base) is None:
-                return  # the blank record stays outside, so that the end is never beyond the last record's segment
-            self.end_offset = following.base
+    @property
+    def state(self) -> str:
+        """In words."""
+        cut = f"{self.cut_bytes} bytes of an incomplete one cut off" if self.cut_bytes else "all whole"
+        return f"{self.damaged_bytes} damaged bytes passed over, {cut}" if self.damaged_bytes else cut
 
 
 def recover(
@@ -84,7 +63,7 @@ def recover(
     queues: QueueTable,
     index: IndexService | None,
     checkpoint: Checkpoint,
-    delays_ms: tuple[int, ...],
+    dispatcher: Dispatcher,
     *,
     clean: bool,
 ) -> Recovered:
@@ -96,42 +75,53 @@ def recover(
         if index is not None:
             index.truncate_from(0)
         return Recovered()
-    dispatcher = Dispatcher(queues, index, delays_ms)
     for queue in queues:
         if queue.has_holes:
             queue.destroy()
             dispatcher.lagging.add(queue)
-    start = _start_after_clean_stop(commit_log, queues) if clean else None
+    dispatched = _last_dispatched(commit_log, checkpoint) if clean else -1
+    start = _start_after_clean_stop(commit_log, queues, dispatched) if clean else None
     if start is None:
         if clean:
             log.warning("the consume queues do not fit the log, recovering as after a crash")
-            clean = False
+            clean, dispatched = False, -1
         start = _start_after_crash(commit_log, checkpoint)
         for queue in queues:
             queue.find_end(start)
             _drop_strangers(queue, commit_log)
             queue.cut()
+    damage = Damage()
+    result = _dispatch_tail(commit_log, dispatcher, damage, start, dispatched, clean=clean)
+    if dispatcher.lagging:
+        _rebuild(commit_log, dispatcher, dispatcher.lagging, damage)
+    elif clean and _lost_queues(queues, checkpoint, result.end_offset):
+        log.warning("consume queue files were lost while the store was closed, they are made again from the log")
+        for record in LogScan(commit_log, commit_log.min_offset, damage):
+            dispatcher.to_queue(record, lost=None)
+    for queue in queues:
+        queue.correct_min_offset(commit_log.min_offset)
+    if index is not None:
+        _recover_index(commit_log, dispatcher, index, checkpoint, result, damage, clean=clean)
+    return result
+
+
+def _dispatch_tail(
+    commit_log: CommitLog, dispatcher: Dispatcher, damage: Damage, start: int, dispatched: int, *, clean: bool
+) -> Recovered:
+    """Puts the records from `start` on into their queues, those behind `dispatched`, and cuts the log behind them."""
     result = Recovered(start_offset=start)
-    scan = LogScan(commit_log, start)
+    scan = LogScan(commit_log, start, damage, ends_whole=clean)
     from_the_first = start == commit_log.min_offset
     for record in scan:
-        dispatcher.to_queue(record, from_the_first=from_the_first)
+        if record.log_offset > dispatched:
+            dispatcher.to_queue(record, lost=None if from_the_first else damage.most_records)
         result.last_log_offset = record.log_offset
         result.last_store_ms = record.store_ms
         result.record_count += 1
     result.end_offset = scan.end_offset
+    result.damaged_bytes = damage.size_bytes
     result.cut_bytes = _begun_bytes(commit_log, scan.end_offset)
     commit_log.truncate(scan.end_offset)
-    if dispatcher.lagging:
-        _rebuild(commit_log, dispatcher, dispatcher.lagging)
-    elif clean and _lost_queues(queues, checkpoint, scan.end_offset):
-        log.warning("consume queue files were lost while the store was closed, they are made again from the log")
-        for record in LogScan(commit_log, commit_log.min_offset):
-            dispatcher.to_queue(record, from_the_first=True)
-    for queue in queues:
-        queue.correct_min_offset(commit_log.min_offset)
-    if index is not None:
-        _recover_index(commit_log, dispatcher, index, checkpoint, result, clean=clean)
     return result
 
 
@@ -156,14 +146,23 @@ def _begun_bytes(commit_log: CommitLog, end_offset: int) -> int:
     for segment in commit_log.segments_between(end_offset, end_offset + 1):
         at = end_offset - segment.base
         claimed = int.from_bytes(segment.view[at : at + 4], "big")
-        if inspect(segment.view, at, segment.base) is None:  # else the segment is full
+        record = inspect(segment.view, at, segment.base)
+        if record is None or record.size_bytes:  # else the segment is full
             return min(claimed, segment.size_bytes - at)
     return 0
 
 
-def _start_after_clean_stop(commit_log: CommitLog, queues: QueueTable) -> int | None:
-    """The newest record with a queue entry; None when it is not in the log, which a clean stop does not leave."""
-    newest = -1
+def _last_dispatched(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
+    """The last record at our own clean stop, -1 if unknown: none up to it lacks its entry, but for deleted topics."""
+    record = commit_log.record(checkpoint.logics_offset)
+    if record is None or checkpoint.logics_offset + len(record) != checkpoint.counted_log_end:
+        return -1
+    return checkpoint.logics_offset
+
+
+def _start_after_clean_stop(commit_log: CommitLog, queues: QueueTable, dispatched: int) -> int | None:
+    """The newest record that was dispatched; None when it is not in the log, which a clean stop does not leave."""
+    newest = dispatched
     for queue in queues:
         queue.find_end()
         newest = max(newest, queue.last_record_end()[0])
@@ -204,13 +203,13 @@ def _lost_queues(queues: QueueTable, checkpoint: Checkpoint, end_offset: int) ->
     return count < checkpoint.queue_count or entries < checkpoint.queue_entries
 
 
-def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue]) -> None:
+def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue], damage: Damage) -> None:
     names = ", ".join(sorted(f"{queue.topic}-{queue.queue_id}" for queue in lagging)[:10])
     log.warning("%d consume queues lack entries and are built again from the log: %s", len(lagging), names)
     for queue in lagging:
         queue.destroy()
-    for record in LogScan(commit_log, commit_log.min_offset):
-        dispatcher.to_queue(record, from_the_first=True, only=lagging)
+    for record in LogScan(commit_log, commit_log.min_offset, damage):
+        dispatcher.to_queue(record, lost=None, only=lagging)
 
 
 def _recover_index(
@@ -219,6 +218,7 @@ def _recover_index(
     index: IndexService,
     checkpoint: Checkpoint,
     result: Recovered,
+    damage: Damage,
     *,
     clean: bool,
 ) -> None:
@@ -233,5 +233,9 @@ def _recover_index(
     if result.end_offset - start > INDEX_REBUILD_MAX_BYTES:
         log.warning("messages in the log from offset %d to %d are not found by key", indexed, result.start_offset)
         start = max(start, result.start_offset)
-    for record in LogScan(commit_log, start):
-        dispatcher.to_index(record)
+    try:
+        for record in LogScan(commit_log, start, damage):
+            dispatcher.to_index(record)
+    except OSError as error:
+        log.error("messages are not found by key until the index can be written again: %s", error)
+        result.index_behind = True

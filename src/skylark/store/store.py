@@ -39,12 +39,14 @@ from skylark.store.appended import Appended
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.commitlog import BLANK_BYTES, RESERVE_STEP_BYTES, CommitLog
 from skylark.store.consumequeue import ENTRY_BYTES, ConsumeQueue, QueueTable
-from skylark.store.dispatch import UNQUEUED, Progress, QueueEntries, code_of, queue_tag_code
+from skylark.store.deleted import DeletedTopics
+from skylark.store.dispatch import UNQUEUED, Dispatcher, Progress, QueueEntries, code_of, queue_tag_code
 from skylark.store.flush import Done, Flusher
 from skylark.store.index import IndexService
 from skylark.store.lock import DirectoryLock
+from skylark.store.logscan import LogScan
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
-from skylark.store.recovery import LogScan, recover
+from skylark.store.recovery import recover
 from skylark.store.retention import Retention
 from skylark.store.segments import MappingPool, sync_directory
 from skylark.wire.message import (
@@ -58,6 +60,7 @@ from skylark.wire.message import (
     StoredMessage,
 )
 from skylark.wire.records import (
+    BATCH_PART_BYTES,
     BatchPart,
     decode_record,
     encode_properties,
@@ -71,6 +74,8 @@ log = logging.getLogger(__name__)
 Listener = Callable[[str, int, int, Sequence[int]], None]
 """Told of messages in a queue: topic, queue id, offset of the first, and the tag code of each."""
 _QUERY_MAX_COUNT = 64
+_INDEX_CATCH_UP = 16  # messages, with each that comes
+_INDEX_CATCH_UP_ROUND = 2000  # in each round of retention
 _HOST_BITS = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _CLOSED = "the store is closed"
 
@@ -95,22 +100,27 @@ class Store:
             if not (root / "index").is_dir():
                 self._checkpoint.index_log_offset = 0
             self._index = IndexService(root / "index", config.index_slots, config.index_entries)
-        self._index_behind = False
         self._disk_full = False
         self._refusal: str | None = None
         self._store_host = config.store_host
         clean = self.was_clean = not self._abort_path.exists()
         began_s = time.monotonic()
-        found = recover(self._log, self._queues, self._index, self._checkpoint, self._delays_ms, clean=clean)
+        self._deleted = DeletedTopics(root / "deletedTopics")
+        self._progress = Progress()
+        self._dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
+        found = recover(self._log, self._queues, self._index, self._checkpoint, self._dispatcher, clean=clean)
+        self._index_behind = found.index_behind
+        self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
         log.log(
             logging.INFO if clean else logging.WARNING,
             "%s: opened in %.1f s after %s stop: log from %d to %d, %d queues; %d records checked from %d on, %s",
             root, time.monotonic() - began_s, "a clean" if clean else "an unclean",
             self._log.min_offset, found.end_offset, len(self._queues), found.record_count, found.start_offset,
-            f"{found.cut_bytes} bytes of an incomplete one cut off" if found.cut_bytes else "all whole",
+            found.state,
         )  # fmt: skip
-        self._progress = Progress(found.last_log_offset, found.last_store_ms)
+        self._progress.last_log_offset = found.last_log_offset
+        self._progress.last_store_ms = found.last_store_ms
         self._queues.find_ext(self._code_of)
         self._reader = QueueReader(config, self._log, self._queues)
         self._flusher = Flusher(config, self._log, self._index, self._checkpoint, self._progress, self._fence)
@@ -159,6 +169,9 @@ class Store:
         except OSError as error:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
+        # Without the marker a power loss would pass for a clean stop, and without their names files are not found.
+        for directory in {self.config.root, self.config.root.parent, self._log.directory.parent}:
+            sync_directory(directory)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
@@ -241,30 +254,46 @@ class Store:
             if properties_size > PROPERTIES_MAX_BYTES:
                 raise PropertiesTooLarge(f"properties of {properties_size} bytes, {PROPERTIES_MAX_BYTES} are allowed")
             total += body_size + properties_size
+        count = i64(len(parts))
+        if count > 1 and total + count * BATCH_PART_BYTES > most:
+            raise MessageTooLarge(f"a batch of {total + count * BATCH_PART_BYTES} bytes, {most} are allowed")
         return total
 
     def _put_in_queue(self, queue: ConsumeQueue, entries: QueueEntries) -> None:
         """Files messages that were just written to the log, and tells of them."""
         queue_offset = queue.max_offset
-        packed = entries.packed
-        while packed:  # which may lie in several files
-            packed = packed[queue.put_some(packed) :]
-            if not queue.dirty:
-                queue.dirty = True
-                self._progress.dirty_queue_files.append((queue, queue.write_path))
+        self._progress.put(queue, entries.packed)
         for tell in self.listeners:
             tell(queue.topic, queue.queue_id, queue_offset, entries.codes)
 
     def _put_in_index(self, topic: str, parts: list[BatchPart], stored: Appended) -> None:
         assert self._index is not None
+        if self._index_behind:
+            self._catch_up_index(_INDEX_CATCH_UP)
+            return
         try:
             self._index.put_all(topic, parts, stored.log_offsets, stored.store_timestamp_ms)
-            self._index_behind = False
         except OSError as error:
-            # The messages are stored; only those who look for them by key will miss them.
-            if not self._index_behind:
-                log.error("messages are not found by key until the index can be written again: %s", error)
+            # The messages are stored; only those who look for them by key will miss them for a while.
+            log.error("messages are not found by key until the index can be written again: %s", error)
             self._index_behind = True
+
+    def _catch_up_index(self, most: int) -> None:
+        """Files the next messages that the index had no room for: in the order of the log, as all are."""
+        index = self._index
+        assert index is not None
+        start = index.next_log_offset - 1  # the last that was filed
+        if self._log.record(start) is None:
+            start = self._log.min_offset
+        try:
+            for number, record in enumerate(LogScan(self._log, start)):
+                self._dispatcher.to_index(record)
+                if number >= most:
+                    return
+        except OSError:
+            return
+        log.warning("all messages are found by key again")
+        self._index_behind = False
 
     def when_flushed(self, log_end_offset: int, done: Done) -> None:
         """Calls `done` when the log is on disk up to an offset, or with the reason why that will not happen."""
@@ -327,7 +356,7 @@ class Store:
         if self._index is None:
             return QueryResult([], 0, 0)
         offsets = self._index.query(topic, key, min(max_count, _QUERY_MAX_COUNT), begin_ms, end_ms)
-        records = [self._log.record(offset) for offset in sorted(offsets)]
+        records = [self._log.record(offset) for offset in sorted(set(offsets))]
         found = [record for record in records if record is not None]
         return QueryResult(found, self._index.last_timestamp_ms, self._index.last_log_offset)
 
@@ -384,6 +413,12 @@ class Store:
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and their offsets; its records stay in the log until they expire."""
+        if all(queue.topic != topic for queue in self._queues):
+            return False
+        try:
+            self._deleted.add(topic, self._log.end_offset)
+        except OSError as error:
+            log.error("%s is deleted, but may come back if the next start reads the log again: %s", topic, error)
         return self._queues.delete_topic(topic)
 
     def disk_ratio(self) -> float:
@@ -396,6 +431,8 @@ class Store:
         """
         if not self._retention.is_following:
             self._log.release()
+        if self._index_behind:
+            self._catch_up_index(_INDEX_CATCH_UP_ROUND)
         return self._retention.clean(now_ms)
 
     def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:
@@ -419,14 +456,14 @@ class Store:
         self._flusher.stop()
         self._checkpoint.counted_log_end = self._log.end_offset
         self._checkpoint.queue_count, self._checkpoint.queue_entries = self._queues.count()
-        self._flusher.flush_derived(with_index=True)
+        fenced = not self._flusher.flush_derived(with_index=True) or fenced
         if self._index is not None:
             try:
                 self._index.close()
             except OSError as error:
                 log.error("closing the index: %s", error)
                 fenced = True
-        if not fenced and self._flusher.failure is None and not self._flusher.derived_failed:
+        if not fenced:
             self._abort_path.unlink(missing_ok=True)
         else:
             log.error("the store was not flushed completely, the next start will recover it")

@@ -48,6 +48,8 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BATCH_HEADER = struct.Struct(">iIiii")
 _BATCH_HEADER_BYTES: Final = 20
+BATCH_PART_BYTES: Final = _BATCH_HEADER_BYTES + 2  # what a message takes in a batch besides body and properties
+_PROPERTY_END: Final = b"\x02"
 _FIXED_BYTES: Final = RECORD_HEADERS[0].size - 16 + 2
 
 
@@ -85,7 +87,8 @@ class BatchPart:
         """`scan` may be of what the properties begin with, if it holds all that a scan looks for."""
         self.flag = flag
         self.body = body
-        self.properties = properties
+        # Zeros at the end of a record are how recovery knows a torn one; the separator does not change what is read.
+        self.properties = properties if not properties or properties[-1] else properties + _PROPERTY_END
         self.scan = scan_properties(properties) if scan is None else scan
 
 

@@ -1,0 +1,74 @@
+"""Which topics were deleted, and where the log ended then: what it holds of them below that is never queued again.
+
+The file has a line of JSON for each deletion, `[log offset, topic]`, of which the last for a topic counts. A line is on
+disk before the topic's queues go. A last line that a crash cut short belongs to a deletion that was not carried out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from skylark.store.segments import sync_directory
+
+log = logging.getLogger(__name__)
+
+_Line = tuple[int, str]
+
+
+class DeletedTopics:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets: dict[str, int] = {}
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            if not line:
+                continue
+            try:
+                log_offset, topic = msgspec.json.decode(line, type=_Line)
+            except msgspec.DecodeError as error:
+                log.warning("%s: a line is passed over: %s", path, error)
+            else:
+                self._offsets[topic] = log_offset
+
+    def offset(self, topic: str) -> int:
+        """Below this log offset, records of the topic are of one that was deleted."""
+        return self._offsets.get(topic, 0)
+
+    def add(self, topic: str, log_offset: int) -> None:
+        """Notes that a topic is deleted now, and brings that to disk. Raises OSError."""
+        is_new = not self._path.exists()
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            # On a line of its own, whatever a crash left of the last one.
+            os.write(fd, b"\n" + msgspec.json.encode((log_offset, topic)) + b"\n")
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        if is_new:
+            sync_directory(self._path.parent)
+        self._offsets[topic] = log_offset
+
+    def keep_within(self, log_min_offset: int, log_end_offset: int) -> None:
+        """Forgets what the log holds nothing of, before anything is appended to it. Raises OSError.
+
+        A log that ends earlier than it did, since a crash took its end or somebody removed it, is written again from
+        there on: what it gets then was not deleted.
+        """
+        kept = {
+            topic: min(log_offset, log_end_offset)
+            for topic, log_offset in self._offsets.items()
+            if min(log_offset, log_end_offset) > log_min_offset
+        }
+        if kept == self._offsets:
+            return
+        self._offsets = kept
+        fresh = self._path.with_name(self._path.name + ".tmp")
+        with fresh.open("wb") as file:
+            file.writelines(msgspec.json.encode((offset, topic)) + b"\n" for topic, offset in kept.items())
+            file.flush()
+            os.fdatasync(file.fileno())
+        fresh.replace(self._path)
+        sync_directory(self._path.parent)
