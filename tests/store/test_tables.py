@@ -51,7 +51,7 @@ STORED: list[type[msgspec.Struct]] = [
     *(kind for _, kind in ALL),
     MappingTable,
     tables.TimerMetrics,
-    orders._Table,
+    orders.WrittenOrders,
     filterdata._Table,
     assignment._Modes,
 ]
