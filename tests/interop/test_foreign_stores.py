@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from drivers import Driver, Event, Session, bodies, committed, readable
+from drivers import Driver, Event, Session, bodies, readable
 from servers import ApacheServer, Server, ServerError, SkylarkServer, clean_environment, request
 
 UPDATE_AND_CREATE_TOPIC = 17
@@ -82,7 +82,7 @@ def make_topic(server: Server, topic: str, attributes: str) -> None:
 
 
 def read_by(session: Session, group: str, count: int, **options: str) -> list[Event]:
-    """Lets a group read so many; the broker knows of it afterwards."""
+    """Lets a group read so many."""
     consumer = session.consumer(group, TAGGED, from_="first", **options)
     taken = consumer.take(count)
     consumer.stop()
@@ -107,8 +107,10 @@ def write(session: Session) -> list[str]:
     producer = session.producer("filler")
     producer.create_topic(TAGGED, 2)
     first = readable(producer.send(TAGGED, "read", count=40, mode="ordered", shards=2, tags="a,b", size=3000))
-    read_by(session, READER, 40)
-    committed(first, READER)
+    reader = session.consumer(READER, TAGGED, from_="first")
+    reader.take(40)
+    reader.commit(first, READER)
+    reader.stop()
     readable(producer.send(TAGGED, "left", count=20, mode="ordered", shards=2, tags="a,b", size=3000))
     return pulled(session)
 
