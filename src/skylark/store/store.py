@@ -108,7 +108,9 @@ class Store:
         self._deleted = DeletedTopics(root / "deletedTopics")
         self._progress = Progress()
         self._dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
-        found = recover(self._log, self._queues, self._index, self._checkpoint, self._dispatcher, clean=clean)
+        found = recover(
+            self._log, self._queues, self._index, self._checkpoint, self._dispatcher, self._distrust_queues, clean=clean
+        )
         self._index_behind = found.index_behind
         self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
@@ -168,8 +170,15 @@ class Store:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
         # Without the marker a power loss would pass for a clean stop, and without their names files are not found.
-        for directory in {self.config.root, self.config.root.parent, self._log.directory.parent}:
+        for directory in (self.config.root, self.config.root.parent, self._log.directory.parent):
             sync_directory(directory)
+
+    def _distrust_queues(self) -> None:
+        """The queues are about to be made again: a crash before they are on disk must lead to the whole log."""
+        self._mark_open()
+        checkpoint = self._checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.logics_offset = checkpoint.counted_log_end = 0
+        checkpoint.flush()
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
