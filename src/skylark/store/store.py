@@ -3,6 +3,7 @@
     <root>/commitlog/   the log                         <root>/checkpoint   what is known to be on disk
     <root>/consumequeue/<topic>/<queue id>/             <root>/abort        there while the store is open
     <root>/index/       lookup by key                   <root>/lock         locked while the store is open
+    <root>/deletedTopics   what the log still holds of them counts no more
 
 One thread, that of the event loop, calls everything here. A message is in the log, in its queue and in the index when
 `append` returns, and on disk when `when_flushed` says so.
