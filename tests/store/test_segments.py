@@ -99,11 +99,13 @@ def test_listing_takes_only_files_with_20_digits(tmp_path: Path) -> None:
     assert list_bases(tmp_path / "missing", 10) == []
 
 
-def test_an_empty_file_in_the_middle_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000000").touch()
-    (tmp_path / "00000000000000000010").write_bytes(bytes(10))
-    with pytest.raises(StoreError, match="has 0 bytes"):
-        list_bases(tmp_path, 10)
+def test_an_empty_file_is_removed_wherever_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The names and sizes of files that were not synced reach the disk in any order."""
+    for base, size in ((0, 100), (100, 0), (200, 100), (300, 0)):
+        (tmp_path / f"{base:020d}").write_bytes(bytes(size))
+    assert list_bases(tmp_path, 100) == [0, 200]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert len(caplog.messages) == 2
 
 
 def test_the_pool_unmaps_what_was_used_longest_ago(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ import shutil
 import struct
 from bisect import insort
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
-from skylark.store.segments import MappingPool, Segment, file_name, list_bases
+from skylark.store.segments import MappingPool, Segment, file_name, list_bases, sync_directory
 from skylark.wire.records import topic_field
 
 ENTRY_BYTES: Final = 20
@@ -319,13 +320,15 @@ class QueueTable:
         return len(offsets), sum(offsets)
 
     def delete_topic(self, topic: str) -> bool:
-        """Forgets the queues of a topic and deletes their files."""
+        """Forgets the queues of a topic and deletes their files, for good: a power loss brings none of them back."""
         keys = [key for key in self._queues if key[0] == topic]
         for key in keys:
             self._queues.pop(key).destroy()
         if keys:
             for directory in (self.directory, self.directory.with_name(EXT_DIRECTORY)):
                 shutil.rmtree(directory / topic, ignore_errors=True)
+            with suppress(OSError):
+                sync_directory(self.directory)
         return bool(keys)
 
     def destroy(self) -> None:

@@ -163,7 +163,7 @@ class Dispatcher:
         self._index = index
         self._delays_ms = delays_ms
         self._progress = progress
-        self._deleted = deleted
+        self.deleted = deleted
         # Queues whose next record has an offset they cannot have yet: entries before it are missing.
         self.lagging: set[ConsumeQueue] = set()
 
@@ -172,7 +172,7 @@ class Dispatcher:
 
         `lost`: how many records before it may be lost; None, if there is none in the log that is not dispatched.
         """
-        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self._deleted.offset(record.topic):
+        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self.deleted.offset(record.topic):
             return
         try:
             queue = self._queues.create(record.topic, record.queue_id)

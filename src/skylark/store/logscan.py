@@ -7,9 +7,7 @@ log is its end. Holes of a file are not read, so that the search through a segme
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Iterator
 
 from skylark.store.api import LogRecord
@@ -100,7 +98,7 @@ class LogScan:
             behind = log_offset + int.from_bytes(head[:_MAGIC_AT], "big")
             if log_offset < behind < segment.base + segment.size_bytes and self._whole(segment, behind) is not None:
                 return behind
-        for start, end in _written(segment, at + 1):
+        for start, end in segment.written(at + 1):
             found = segment.map.find(_MAGIC_BEGINNING, start + _MAGIC_AT, end)
             while found >= 0:
                 behind = segment.base + found - _MAGIC_AT
@@ -108,16 +106,3 @@ class LogScan:
                     return behind
                 found = segment.map.find(_MAGIC_BEGINNING, found + 1, end)
         return None
-
-
-def _written(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file behind a position that are not holes."""
-    while at < segment.size_bytes:
-        try:
-            start = os.lseek(segment.fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        at = os.lseek(segment.fd, start, os.SEEK_HOLE)
-        yield start, at

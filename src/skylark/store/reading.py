@@ -37,7 +37,6 @@ _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _BORN_HOST_POSITION: Final = 48
 _MIN_RECORD_BYTES: Final = LOG_OFFSET_POSITION + 8
-_NOTHING_BEFORE: Final = -(1 << 63)
 _MOST_TOLD: Final = 1000
 # Apache's light queues lead to records of other queues.
 _LIGHT_PREFIX: Final = "%LMQ%"
@@ -189,7 +188,7 @@ class _Found:
         self.is_removing = False  # the last message that was looked for is not in the log any more
         self.damaged: list[tuple[int, int]] = []  # entries that lead nowhere: their queue offsets and log offsets
         self._queue_id: i64 = queue.queue_id
-        self._skip_before: i64 = _NOTHING_BEFORE  # what lies before it in the log was deleted
+        self._skip_before: i64 = 0  # what lies before it in the log was deleted
         self._pages: mmap.mmap | None = None
         self._pages_start: i64 = 0  # of the part of the log that `_pages` holds
         self._pages_end: i64 = 0
@@ -211,7 +210,7 @@ class _Found:
             code = read_i64_be(entries, at + 12)
             at += ENTRY_BYTES
             self.log_offset = log_offset
-            if log_offset < self._skip_before:
+            if 0 <= log_offset < self._skip_before:
                 continue
             # The bit spares most entries the lookup, which takes longer than all the rest.
             if wants is None or (bits >> (code & 31) & 1 and int(code) in wants):
@@ -221,7 +220,7 @@ class _Found:
                 if accepts is None or accepts(record):
                     self.records.append(record)
                     self.size_bytes += size
-                    self._skip_before = _NOTHING_BEFORE
+                    self._skip_before = 0
                     continue
             self.is_removing = False
         return int(at // ENTRY_BYTES)

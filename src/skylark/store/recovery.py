@@ -21,6 +21,7 @@ So the time it takes depends on what was written since the last checkpoint, not 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -64,10 +65,14 @@ def recover(
     index: IndexService | None,
     checkpoint: Checkpoint,
     dispatcher: Dispatcher,
+    distrust_queues: Callable[[], None],
     *,
     clean: bool,
 ) -> Recovered:
-    """Brings log, queues and index of a store that was just opened into agreement."""
+    """Brings log, queues and index of a store that was just opened into agreement.
+
+    Calls `distrust_queues` before entries that were known to be on disk are replaced by others that are not yet.
+    """
     if not commit_log.segments:
         if clean or checkpoint.physic_ms:
             _refuse_lost_log(commit_log, queues)
@@ -75,10 +80,11 @@ def recover(
         if index is not None:
             index.truncate_from(0)
         return Recovered()
-    for queue in queues:
-        if queue.has_holes:
-            queue.destroy()
-            dispatcher.lagging.add(queue)
+    dispatcher.lagging.update(queue for queue in queues if queue.has_holes)
+    if dispatcher.lagging:
+        distrust_queues()
+    for queue in dispatcher.lagging:
+        queue.destroy()
     dispatched = _last_dispatched(commit_log, checkpoint) if clean else -1
     start = _start_after_clean_stop(commit_log, queues, dispatched) if clean else None
     if start is None:
@@ -90,12 +96,17 @@ def recover(
             queue.find_end(start)
             _drop_strangers(queue, commit_log)
             queue.cut()
+    for queue in queues:
+        if 0 <= queue.last_record_end()[0] < dispatcher.deleted.offset(queue.topic):
+            queues.delete_topic(queue.topic)  # a crash came between
     damage = Damage()
     result = _dispatch_tail(commit_log, dispatcher, damage, start, dispatched, clean=clean)
     if dispatcher.lagging:
+        distrust_queues()
         _rebuild(commit_log, dispatcher, dispatcher.lagging, damage)
     elif clean and _lost_queues(queues, checkpoint, result.end_offset):
         log.warning("consume queue files were lost while the store was closed, they are made again from the log")
+        distrust_queues()
         for record in LogScan(commit_log, commit_log.min_offset, damage):
             dispatcher.to_queue(record, lost=None)
     for queue in queues:

@@ -8,16 +8,20 @@ first turns that into a `DiskFull` before a byte is written.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from skylark.store.api import DiskFull, StoreError
 
+log = logging.getLogger(__name__)
+
 posix_fallocate = os.posix_fallocate  # replaced by tests that fill the disk
 
 NAME_DIGITS = 20
+_CUT_BYTES = 1 << 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -26,7 +30,7 @@ def file_name(base: int) -> str:
 
 
 def list_bases(directory: Path, size_bytes: int) -> list[int]:
-    """The start offsets of the files in a directory, in order. A last file that never got its size is removed."""
+    """The start offsets of the files in a directory, in order. One that never got its size is removed: it is empty."""
     bases = []
     try:
         with os.scandir(directory) as entries:
@@ -34,8 +38,9 @@ def list_bases(directory: Path, size_bytes: int) -> list[int]:
     except FileNotFoundError:
         return []
     found = sorted((name, size) for name, size in found if len(name) == NAME_DIGITS and name.isdigit())
-    for place, (name, size) in enumerate(found, 1):
-        if size == 0 and place == len(found):
+    for name, size in found:
+        if size == 0:
+            log.warning("%s is empty and is removed: its creation was interrupted", directory / name)
             (directory / name).unlink()
         elif size != size_bytes:
             raise StoreError(f"{directory / name} has {size} bytes, the configuration says {size_bytes}")
@@ -125,10 +130,25 @@ class Segment:
             self._map.madvise(mmap.MADV_DONTNEED, 0, whole_pages)
 
     def cut(self, position: int) -> None:
-        """Makes everything from a position on zeros and gives its blocks back."""
-        os.ftruncate(self.fd, position)
-        os.ftruncate(self.fd, self.size_bytes)
-        self.reserved_bytes = min(self.reserved_bytes, position)
+        """Makes everything from a position on zeros. The file keeps its size, whenever the process is killed."""
+        for start, end in self.written(position):
+            for at in range(start, end, _CUT_BYTES):
+                until = min(at + _CUT_BYTES, end)
+                zeros = bytes(until - at)
+                if self.map[at:until] != zeros:
+                    os.pwrite(self.fd, zeros, at)
+
+    def written(self, position: int) -> Iterator[tuple[int, int]]:
+        """The parts of the file from a position on that are not holes, each from its beginning to its end."""
+        while position < self.size_bytes:
+            try:
+                start = os.lseek(self.fd, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                raise
+            position = os.lseek(self.fd, start, os.SEEK_HOLE)
+            yield start, position
 
     def sync(self) -> None:
         """Brings all written pages to disk. Raises OSError."""

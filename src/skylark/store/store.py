@@ -3,6 +3,7 @@
     <root>/commitlog/   the log                         <root>/checkpoint   what is known to be on disk
     <root>/consumequeue/<topic>/<queue id>/             <root>/abort        there while the store is open
     <root>/index/       lookup by key                   <root>/lock         locked while the store is open
+    <root>/deletedTopics   what the log still holds of them counts no more
 
 One thread, that of the event loop, calls everything here. A message is in the log, in its queue and in the index when
 `append` returns, and on disk when `when_flushed` says so.
@@ -108,7 +109,9 @@ class Store:
         self._deleted = DeletedTopics(root / "deletedTopics")
         self._progress = Progress()
         self._dispatcher = Dispatcher(self._queues, self._index, self._delays_ms, self._progress, self._deleted)
-        found = recover(self._log, self._queues, self._index, self._checkpoint, self._dispatcher, clean=clean)
+        found = recover(
+            self._log, self._queues, self._index, self._checkpoint, self._dispatcher, self._distrust_queues, clean=clean
+        )
         self._index_behind = found.index_behind
         self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
@@ -170,8 +173,15 @@ class Store:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
         # Without the marker a power loss would pass for a clean stop, and without their names files are not found.
-        for directory in {self.config.root, self.config.root.parent, self._log.directory.parent}:
+        for directory in (self.config.root, self.config.root.parent, self._log.directory.parent):
             sync_directory(directory)
+
+    def _distrust_queues(self) -> None:
+        """The queues are about to be made again: a crash before they are on disk must lead to the whole log."""
+        self._mark_open()
+        checkpoint = self._checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = checkpoint.logics_offset = checkpoint.counted_log_end = 0
+        checkpoint.flush()
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def append(self, message: Message, now_ms: int) -> Appended:
