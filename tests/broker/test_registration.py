@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from broker.live import DEADLINE_S, HOST, Live, live_broker
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig
+from skylark.broker.registration import MAX_PART_BYTES, Registration, estimated_bytes
+from skylark.broker.static_topics import StaticTopics
+from skylark.broker.topics import Topics
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
 from skylark.wire import fastjson
+from skylark.wire.bodies import TopicConfigs, TopicList, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.routes import TopicRouteData
+from skylark.wire.framing import encode_frame
+from skylark.wire.headers import QueryDataVersion
+from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, TopicRouteData, encode_register_body
+from skylark.wire.tables import DataVersion, TopicConfig
+from skylark.wire.typed import encode_header
 
 
 async def route(pool: Pool, namesrv: str, topic: str) -> Frame:
@@ -80,5 +92,135 @@ def test_a_broker_without_permission_to_write_says_so_in_its_routes(tmp_path: Pa
         async with live_broker(tmp_path, brokerPermission=4) as broker:
             found = await until_routed(broker.pool, broker.namesrv, "TBW102")
             assert [queue.perm & 6 for queue in found.queue_datas] == [4]
+
+    asyncio.run(run())
+
+
+# More topics than a frame can carry.
+
+
+async def create(broker: Live, *names: str, perm: int = 6) -> Frame:
+    topics = [TopicConfig(name, read_queue_nums=3, write_queue_nums=3, perm=perm) for name in names]
+    return await broker.ask(
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, encode_body(TopicConfigs(topic_config_list=topics))
+    )
+
+
+async def routed(broker: Live) -> set[str]:
+    request = Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    answer = await broker.pool.request(broker.namesrv, request, DEADLINE_S)
+    return set(fastjson.decode(answer.body, TopicList).topic_list)
+
+
+async def known_version(broker: Live) -> DataVersion:
+    header = QueryDataVersion(
+        broker_name="broker-a", broker_addr=broker.address, cluster_name="DefaultCluster", broker_id=0
+    )
+    request = Frame(RequestCode.QUERY_DATA_VERSION, encode_header(header), encode_body(DataVersion()))
+    answer = await broker.pool.request(broker.namesrv, request, DEADLINE_S)
+    return fastjson.decode(answer.body, DataVersion)
+
+
+def split(**settings: object) -> dict[str, object]:
+    return {"enableSplitRegistration": True, "splitRegistrationSize": 7} | settings
+
+
+@pytest.mark.parametrize("settings", [split(), split(compressedRegister=True), {"compressedRegister": True}])
+def test_a_registration_in_parts_is_as_good_as_a_whole_one(tmp_path: Path, settings: dict[str, object]) -> None:
+    names = [f"Topic-{number}" for number in range(30)]
+
+    async def run() -> None:
+        async with live_broker(tmp_path, **settings) as broker:
+            assert (await create(broker, *names)).code == ResponseCode.SUCCESS
+            assert routed_of(names, await routed(broker)) == set(names)
+            # A change is taken over whichever part it is in.
+            for changed in (names[0], names[-1]):
+                await create(broker, changed, perm=4)
+                found = fastjson.decode((await route(broker.pool, broker.namesrv, changed)).body, TopicRouteData)
+                assert [queues.perm for queues in found.queue_datas] == [4]
+            (config,) = [await broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG)]
+            assert await known_version(broker) == fastjson.decode(config.body, TopicConfigWrapper).data_version
+        async with live_broker(tmp_path, **settings) as broker:
+            assert routed_of(names, await routed(broker)) == set(names)
+
+    asyncio.run(run())
+
+
+def routed_of(names: list[str], found: set[str]) -> set[str]:
+    return found.intersection(names)
+
+
+def test_a_name_server_that_drops_missing_topics_keeps_those_of_all_parts(tmp_path: Path) -> None:
+    names = [f"Topic-{number}" for number in range(30)]
+
+    async def run() -> None:
+        config = NamesrvConfig(kv_config_path=str(tmp_path / "other.json"), delete_topic_with_broker_registration=True)
+        name_server = NameServer(config)
+        address = f"{HOST}:{await name_server.start(HOST, 0)}"
+        try:
+            async with live_broker(tmp_path, namesrvAddr=address, **split()) as broker:
+                assert (await create(broker, *names)).code == ResponseCode.SUCCESS
+                for name in names:
+                    await until_routed(broker.pool, address, name)
+        finally:
+            await name_server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_registration_that_arrived_in_parts_is_not_sent_again(tmp_path: Path) -> None:
+    """Only topics that changed restore what an operator has wiped: rounds without a change leave it alone."""
+
+    async def run() -> None:
+        async with live_broker(tmp_path, **split()) as broker:
+            assert (await create(broker, "Fresh", "Other")).code == ResponseCode.SUCCESS
+            wipe = Frame(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+            await broker.pool.request(broker.namesrv, wipe, DEADLINE_S)
+            assert broker._broker is not None
+            registration = broker._broker._registration
+            for is_changed, perm in ((False, 4), (True, 6)):
+                await registration.register(is_changed)
+                found = await until_routed(broker.pool, broker.namesrv, "Fresh")
+                assert [queues.perm for queues in found.queue_datas] == [perm]
+
+    asyncio.run(run())
+
+
+names = st.integers(1, 255).map(lambda length: "%" * length)
+
+
+@given(st.integers(1, 1_000), names, st.dictionaries(st.sampled_from(["a", "b" * 30]), st.text("xyz", max_size=200)))
+@settings(max_examples=20, deadline=None)
+def test_no_part_is_larger_than_it_is_said_to_be(count: int, prefix: str, attributes: dict[str, str]) -> None:
+    """However many topics there are and however long their names: each part is estimated to be at least its size."""
+    topics = [
+        TopicConfig(f"{prefix}{number}", 10_000, 10_000, attributes=attributes, topic_filter_type="SINGLE_TAG")
+        for number in range(count)
+    ]
+    body = RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigWrapper(
+            topic_config_table={topic.topic_name: topic for topic in topics}
+        )
+    )
+    estimated = sum(estimated_bytes(topic) for topic in topics)
+    assert len(encode_register_body(body)) <= estimated + 1_000
+
+
+def test_sixty_thousand_long_names_stay_within_the_frames_of_a_name_server(tmp_path: Path) -> None:
+    async def run() -> None:
+        config = BrokerConfig(broker_name="broker-a", store_path_root_dir=str(tmp_path))
+        topics = Topics(tmp_path, config, lambda: 1_700_000_000_000)
+        topics._topics |= {name: TopicConfig(name) for name in (f"{number:0127}" for number in range(60_000))}
+        registration = Registration(
+            config, topics, "10.0.0.1:10911", "10.0.0.1:10912", StaticTopics(tmp_path, "broker-a", lambda: 0)
+        )
+        parts = registration._parts()
+        sizes = [estimated_bytes(topic) for topic in topics.all()]
+        assert len(parts) == pytest.approx(sum(sizes) / MAX_PART_BYTES, abs=2)
+        assert sum(len(part.topics) for part in parts) == len(topics)
+        assert max(len(encode_frame(part.request())) for part in (parts[0], parts[-1])) < MAX_PART_BYTES
+        versions = [part.version for part in parts]
+        assert versions[-1] == topics.data_version
+        assert len({version.timestamp_ms for version in versions}) == len(parts)
 
     asyncio.run(run())

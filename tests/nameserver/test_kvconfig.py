@@ -70,8 +70,13 @@ def test_a_damaged_file_is_replaced_by_its_backup(tmp_path: Path, caplog: pytest
 
     asyncio.run(run())
     path.write_bytes(path.read_bytes()[:-5])
-    assert loaded(path).namespace("ns") == {"a": "1"}
+    backup = path.with_name("kvConfig.json.bak").read_bytes()
+    kv = loaded(path)
+    assert kv.namespace("ns") == {"a": "1"}
     assert "damaged" in caplog.text
+    asyncio.run(kv.put("ns", "c", "3"))
+    assert path.with_name("kvConfig.json.bak").read_bytes() == backup
+    assert loaded(path).namespace("ns") == {"a": "1", "c": "3"}
 
 
 def test_a_damaged_file_without_a_backup_is_an_error_that_names_it(tmp_path: Path) -> None:

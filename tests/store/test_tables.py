@@ -14,7 +14,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import inspect
 
+from skylark.broker import assignment, filterdata, orders
 from skylark.store import tables
 from skylark.store.tables import (
     BadTable,
@@ -26,6 +28,7 @@ from skylark.store.tables import (
     save,
 )
 from skylark.wire import fastjson
+from skylark.wire.mapping import MappingItem, MappingTable
 from skylark.wire.tables import (
     CustomizedRetryPolicy,
     DataVersion,
@@ -35,6 +38,7 @@ from skylark.wire.tables import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
+from wire.poisoned import TOO_LARGE, sample, variants
 
 GOLDEN = Path(__file__).parent / "golden"
 ALL: list[tuple[Callable[[Path], Path], type[msgspec.Struct]]] = [
@@ -42,6 +46,14 @@ ALL: list[tuple[Callable[[Path], Path], type[msgspec.Struct]]] = [
     (tables.subscription_groups_path, SubscriptionGroupTable),
     (tables.consumer_offsets_path, ConsumerOffsetTable),
     (tables.delay_offsets_path, DelayOffsetTable),
+]
+STORED: list[type[msgspec.Struct]] = [
+    *(kind for _, kind in ALL),
+    MappingTable,
+    tables.TimerMetrics,
+    orders._Table,
+    filterdata._Table,
+    assignment._Modes,
 ]
 
 
@@ -168,17 +180,75 @@ def test_falls_back_to_the_backup(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert load(path.with_name("t.json.bak"), DelayOffsetTable) == offset(1)
 
 
-def test_no_good_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_no_good_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(b"{")
-    with pytest.raises(BadTable, match=r"t\.json is damaged"):
+    with pytest.raises(BadTable, match=r"t\.json is damaged: .*, and it has no backup\. .* move t\.json out of"):
         load(path, DelayOffsetTable)
-    path.with_name("t.json.bak").write_bytes(b"{")
-    with pytest.raises(BadTable, match=r"t\.json\.bak is damaged too"):
+    path.with_name("t.json.bak").write_bytes(b"[")
+    with pytest.raises(BadTable, match=r"t\.json is damaged.*t\.json\.bak is damaged.* t\.json and t\.json\.bak out"):
         load(path, DelayOffsetTable)
     path.unlink()
-    with pytest.raises(BadTable, match=r"t\.json\.bak is damaged too"):
+    with pytest.raises(BadTable, match=r"t\.json is missing or empty; .*t\.json\.bak is damaged.*move t\.json\.bak"):
         load(path, DelayOffsetTable)
+    path.with_name("t.json.bak").unlink()
+    path.mkdir()
+    with pytest.raises(BadTable, match=r"t\.json can't be read: .*move it away"):
+        load(path, DelayOffsetTable)
+
+
+def test_a_table_that_the_broker_can_do_without_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b"{")
+    path.with_name("t.json.bak").write_bytes(b"[")
+    assert load(path, DelayOffsetTable, expendable=True) is None
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t.json.bak.broken", "t.json.broken"]
+    assert "t.json is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(("wanted", "bad"), [(kind, bad) for kind in STORED for bad in TOO_LARGE])
+def test_a_number_that_an_older_version_wrote_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: type[msgspec.Struct], bad: int
+) -> None:
+    path = tmp_path / "t.json"
+    good = fastjson.loads(fastjson.dumps(sample(inspect.type_info(wanted))))
+    for name, table in variants(inspect.type_info(wanted), bad):
+        caplog.clear()
+        path.write_bytes(fastjson.dumps(table, pretty=True))
+        found = load(path, wanted)
+        assert found is not None
+        assert name in caplog.text
+        assert str(path) in caplog.text
+        save(path, found)
+        assert load(path, wanted) == found
+        assert str(bad) not in path.read_text()
+        # What is not in the same part of the table as the number stays.
+        for field in msgspec.structs.fields(wanted):
+            if table[field.encode_name] == good[field.encode_name]:
+                assert getattr(found, field.name) == fastjson.convert(good, wanted).__getattribute__(field.name)
+
+
+def test_only_the_entry_with_the_number_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    huge = 10**30
+    offsets = {"t@g": {0: 5, 1: huge, huge: 7, -huge: 8, 2: 6}, "u@g": {0: 1}}
+    path.write_bytes(fastjson.dumps({"offsetTable": offsets}, pretty=True))
+    table = load(path, ConsumerOffsetTable)
+    assert table is not None
+    assert table.offset_table == {"t@g": {0: 5, 2: 6}, "u@g": {0: 1}}
+
+    group = {"groupName": "g", "retryQueueNums": huge, "retryMaxTimes": 3}
+    path.write_bytes(fastjson.dumps({"subscriptionGroupTable": {"g": group}}, pretty=True))
+    groups = load(path, SubscriptionGroupTable)
+    assert groups is not None
+    assert groups.subscription_group_table == {"g": SubscriptionGroupConfig("g", retry_max_times=3)}
+
+    lost, kept = {"bname": "a", "startOffset": huge}, {"bname": "a", "gen": 1}
+    detail = {"topic": "t", "bname": "a", "hostedQueues": {0: [kept], 1: [kept, lost]}}
+    path.write_bytes(fastjson.dumps({"topicQueueMappingInfoMap": {"t": detail}}, pretty=True))
+    mappings = load(path, MappingTable)
+    assert mappings is not None
+    assert mappings.topic_queue_mapping_info_map["t"].hosted_queues == {0: [MappingItem(bname="a", gen=1)]}
 
 
 def crash_at(step: int, patch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from skylark.wire.sending import SendRequest, decode_send
 from skylark.wire.typed import BadHeader, decode_header, encode_header
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-numbers = st.integers(-(1 << 63), (1 << 63) - 1)
+numbers = st.integers(-(1 << 31), (1 << 31) - 1)
+times = st.integers(-(1 << 63), (1 << 63) - 1)
 fields = st.tuples(
-    texts, texts, texts, numbers, numbers, numbers, numbers, numbers, texts | st.none(), numbers | st.none(),
+    texts, texts, texts, numbers, numbers, numbers, times, numbers, texts | st.none(), numbers | st.none(),
     st.booleans() | st.none(), st.booleans() | st.none(), numbers | st.none(),
 )  # fmt: skip
 

@@ -36,13 +36,14 @@ from skylark.wire.pop import (
     QueueAssignment,
     SetMessageRequestMode,
 )
-from skylark.wire.routes import TopicRouteData
-from skylark.wire.tables import PERM_READ
+from skylark.wire.routes import TopicRouteData, queues_of
+from skylark.wire.tables import MAX_QUEUES, PERM_READ
 from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 
 MAX_ROUTES: Final = 10_000
+MAX_KNOWN_QUEUES: Final = 16 * MAX_QUEUES
 _ROUTE_TIMEOUT_S: Final = 3.0
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
@@ -103,7 +104,8 @@ class Assignments:
         self._path = config_dir / "messageRequestMode.json"
         self._modes = (load(self._path, _Modes) or _Modes()).message_request_mode_map
         self._steady_clock = steady_clock
-        self._routes: dict[str, tuple[int, list[MessageQueue] | None]] = {}
+        self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
+        self._known_queues = 0
         self._pool = Pool()
 
     def handlers(self) -> dict[int, Handler]:
@@ -185,10 +187,17 @@ class Assignments:
         if queues is None:
             queues = self._own(topic)
         if queues is not None:
-            if len(self._routes) >= MAX_ROUTES:
-                self._routes.pop(next(iter(self._routes)))
-            self._routes[topic] = (now_ms, queues)
+            self._remember(topic, now_ms, queues)
         return queues
+
+    def _remember(self, topic: str, now_ms: int, queues: list[MessageQueue]) -> None:
+        """Keeps the queues for a while, those of other topics as long as there is room."""
+        _, before = self._routes.pop(topic, (0, []))
+        self._known_queues += len(queues) - len(before)
+        self._routes[topic] = (now_ms, queues)
+        while len(self._routes) > MAX_ROUTES or (self._known_queues > MAX_KNOWN_QUEUES and len(self._routes) > 1):
+            _, oldest = self._routes.pop(next(iter(self._routes)))
+            self._known_queues -= len(oldest)
 
     async def _fetch(self, topic: str) -> list[MessageQueue] | None:
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteInfo(topic)))
@@ -201,19 +210,17 @@ class Assignments:
             except (OSError, TimeoutError, BadBody) as e:
                 log.info("name server %s does not tell the route of %s: %s", server, topic, e)
                 continue
-            return [
-                MessageQueue(data.broker_name, queue_id, topic)
-                for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
-                if data.perm & PERM_READ
-                for queue_id in range(data.read_queue_nums)
-            ]
+            readable = sorted(
+                (data.broker_name, data.read_queue_nums) for data in route.queue_datas if data.perm & PERM_READ
+            )
+            return queues_of(topic, readable)
         return None
 
     def _own(self, topic: str) -> list[MessageQueue] | None:
         config = self._topics.get(topic)
         if config is None:
             return None
-        return [MessageQueue(self._config.broker_name, each, topic) for each in range(config.read_queue_nums)]
+        return queues_of(topic, [(self._config.broker_name, config.read_queue_nums)])
 
 
 def _named(name: str | None) -> str:

@@ -25,6 +25,7 @@ from skylark.wire.message import (
     PROPERTY_UNIQUE_KEY,
     Message,
 )
+from skylark.wire.numbers import Int, Long
 from skylark.wire.pop import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -44,9 +45,9 @@ class OrderNote(msgspec.Struct, kw_only=True):
     """Where a group stands in a queue that it pops in order."""
 
     group: str = msgspec.field(name="c")
-    next_offset: int = msgspec.field(name="n")
+    next_offset: Long = msgspec.field(name="n")
     info: OrderInfo | None = msgspec.field(name="o", default=None)
-    queue_id: int = msgspec.field(name="q")
+    queue_id: Int = msgspec.field(name="q")
     topic: str = msgspec.field(name="t")
 
 

@@ -81,6 +81,9 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     register_name_server_period: Annotated[int, Meta(ge=1000, le=60_000)] = 30_000
     register_broker_timeout_mills: Millis = 24_000
     force_register: bool = True
+    compressed_register: bool = False
+    enable_split_registration: bool = False
+    split_registration_size: Count = 800
     forward_timeout: Millis = 3_000
     region_id: Word = "DefaultRegion"
     trace_on: bool = True
@@ -198,9 +201,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
 UPDATABLE_KEYS = frozenset(
     """
     accessMessageInMemoryMaxRatio allowRecallWhenBrokerNotWriteable appendTopicForTimerDeleteKey
-    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission defaultMessageRequestMode
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission compressedRegister defaultMessageRequestMode
     defaultPopShareQueueNum defaultQueryMaxNum defaultTopicQueueNums deleteWhen diskMaxUsedSpaceRatio
-    enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableTopicMessageTypeCheck fileReservedTime
+    enableMixedMessageType enablePropertyFilter enableRetryTopicV2 enableSplitRegistration enableTopicMessageTypeCheck
+    fileReservedTime
     filterDataCleanTimeSpan filterSupportRetry initPopOffsetByCheckMsgInMem loadBalancePollNameServerInterval
     longPollingEnable maxMessageSize maxMsgsNumBatch maxPopPollingSize maxTransferBytesOnMessageInDisk
     maxTransferBytesOnMessageInMemory
@@ -208,6 +212,7 @@ UPDATABLE_KEYS = frozenset(
     popFromRetryProbability popFromRetryProbabilityForPriority popLongPollingForceNotifyInterval popPollingSize
     popResponseReturnActualRetryTopic priorityOrderAsc recallMessageEnable rejectTransactionMessage
     retrieveMessageFromPopRetryTopicV1 reviveInterval serverLoadBalancerEnable shortPollingTimeMills slaveReadEnable
+    splitRegistrationSize
     storeReplyMessageEnable timerCongestNumEachSlot timerMaxDelaySec traceOn traceTopicEnable transactionCheckInterval
     transactionCheckMax transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut useSeparateRetryQueue
     useServerSideResetOffset

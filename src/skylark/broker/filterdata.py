@@ -23,6 +23,7 @@ from skylark.broker.filters import BadExpression, selector_of
 from skylark.selectors import Selector
 from skylark.store.tables import load, save
 from skylark.wire.bodies import Subscription
+from skylark.wire.numbers import Int, Long
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +32,19 @@ _MASK: Final = 2**64 - 1
 
 
 class BloomBits(msgspec.Struct, rename="camel"):
-    bit_num: int = 0
-    bit_pos: list[int] = []
+    bit_num: Int = 0
+    bit_pos: list[Int] = []
 
 
 class FilterData(msgspec.Struct, rename="camel", kw_only=True):
     """What one group wants of one topic."""
 
     bloom_filter_data: BloomBits | None = None
-    born_time: int = 0
-    client_version: int = 0
+    born_time: Long = 0
+    client_version: Long = 0
     consumer_group: str = ""
     dead: bool = False
-    dead_time: int = 0
+    dead_time: Long = 0
     expression: str = ""
     expression_type: str = ""
     topic: str = ""
@@ -148,7 +149,7 @@ class FilterTable:
         self._unsaved = False
 
     def _load(self, now_ms: int) -> None:
-        table = load(self._path, _Table)
+        table = load(self._path, _Table, expendable=True)  # consumers bring what is in it with each heartbeat
         for topic, filters in table.filter_data_by_topic.items() if table is not None else ():
             for group, data in filters.group_filter_data.items():
                 if data.dead_time == 0:  # whoever it was for is not connected to this broker any more

@@ -28,7 +28,7 @@ from skylark.wire.headers import (
     GetSubscriptionGroupConfig,
     UpdateGroupForbidden,
 )
-from skylark.wire.tables import PERM_READ, DataVersion, SubscriptionGroupConfig
+from skylark.wire.tables import MAX_QUEUES, PERM_READ, DataVersion, SubscriptionGroupConfig
 from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Groups:
             data_version=DataVersion(timestamp_ms=clock())
         )
         builtin = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILTIN_GROUPS}
-        self._groups = builtin | stored.subscription_group_table
+        self._groups = builtin | {name: _limited(group) for name, group in stored.subscription_group_table.items()}
         self._forbidden = stored.forbidden_table
         self.data_version = stored.data_version
 
@@ -154,6 +154,14 @@ class Groups:
             log.error("groups can't be saved, and are tried again: %s", e)
 
 
+def _limited(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+    """The group as it may be: an older version took any number of retry queues."""
+    if group.retry_queue_nums <= MAX_QUEUES:
+        return group
+    log.warning("group %s has more retry queues than the %d that a topic can have", group, MAX_QUEUES)
+    return msgspec.structs.replace(group, retry_queue_nums=MAX_QUEUES)
+
+
 def handlers(groups: Groups, offsets: Offsets) -> dict[int, Handler]:
     requests = _GroupRequests(groups, offsets)
     return {
@@ -216,6 +224,11 @@ class _GroupRequests:
         log.info("%r creates or changes groups %s", connection, [group.group_name for group in groups])
         for group in groups:
             remark = validate_group(group.group_name)
+            if remark is None and group.retry_queue_nums > MAX_QUEUES:
+                remark = (
+                    f"The group[{group.group_name}] asks for {group.retry_queue_nums} retry queues: retryQueueNums "
+                    f"goes up to {MAX_QUEUES}"
+                )
             if remark is not None:
                 raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
         if groups:

@@ -22,6 +22,7 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.mapping import END, MappingDetail, MappingItem, item_after, item_at
+from skylark.wire.numbers import parse_long
 
 _COMMIT_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
@@ -51,9 +52,10 @@ class _Asked(msgspec.Struct):
     def number_in(self, field: str) -> int:
         text = self.request.fields.get(field, "")
         try:
-            return int(text)
+            return parse_long(text)
         except ValueError:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"the field {field} is {text!r}: not a number") from None
+            remark = f"the field {field} is {text[:100]!r}: not a number of Java's"
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, remark) from None
 
     def at(self, logical: int) -> MappingItem:
         item = item_at(self.items, logical)

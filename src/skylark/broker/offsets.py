@@ -23,6 +23,7 @@ from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset
+from skylark.wire.numbers import Int, Long
 from skylark.wire.tables import DataVersion
 from skylark.wire.typed import decode_header
 
@@ -42,8 +43,8 @@ class _WrittenTable(msgspec.Struct, rename="camel"):
 
     data_version: DataVersion
     group_topic_map: dict[str, list[str]]
-    offset_table: dict[str, dict[int, int]]
-    pull_offset_table: dict[str, dict[int, int]]
+    offset_table: dict[str, dict[Int, Long]]
+    pull_offset_table: dict[str, dict[Int, Long]]
 
 
 class Offsets:

@@ -19,6 +19,7 @@ import msgspec
 from skylark.broker.groups import Groups
 from skylark.broker.topics import Topics
 from skylark.store.tables import load, save
+from skylark.wire.numbers import Int, Long
 from skylark.wire.pop import encode_offset_order_count, encode_queue_order_count
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,13 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     """One pop of one queue. `offsets`: the first one, and the distances of the others from it, as Apache keeps them."""
 
     attempt_id: str | None = msgspec.field(name="a", default=None)
-    committed: int = msgspec.field(name="cm", default=0)
-    invisible_ms: int | None = msgspec.field(name="i", default=None)
-    last_consume_ms: int = msgspec.field(name="l", default=0)
-    offsets: list[int] = msgspec.field(name="o", default_factory=list)
-    consumed_counts: dict[int, int] | None = msgspec.field(name="oc", default=None)
-    visible_at: dict[int, int] | None = msgspec.field(name="ot", default=None)
-    pop_time_ms: int = msgspec.field(name="popTime", default=0)
+    committed: Long = msgspec.field(name="cm", default=0)
+    invisible_ms: Long | None = msgspec.field(name="i", default=None)
+    last_consume_ms: Long = msgspec.field(name="l", default=0)
+    offsets: list[Long] = msgspec.field(name="o", default_factory=list)
+    consumed_counts: dict[Long, Int] | None = msgspec.field(name="oc", default=None)
+    visible_at: dict[Long, Long] | None = msgspec.field(name="ot", default=None)
+    pop_time_ms: Long = msgspec.field(name="popTime", default=0)
 
     @property
     def queue_offsets(self) -> list[int]:
@@ -71,9 +72,9 @@ class OrderInfo(msgspec.Struct, kw_only=True):
 
 
 class _Table(msgspec.Struct, rename="camel"):
-    order_info_count: int = 0
+    order_info_count: Int = 0
     ordered_consumption_level: str = "QUEUE"
-    table: dict[str, dict[int, OrderInfo]] = {}
+    table: dict[str, dict[Int, OrderInfo]] = {}
 
 
 class Orders:
@@ -81,7 +82,8 @@ class Orders:
 
     def __init__(self, config_dir: Path) -> None:
         self._path = config_dir / "consumerOrderInfo.json"
-        stored = load(self._path, _Table) or _Table()
+        # Without it, what was popped in order may be popped again: that is all.
+        stored = load(self._path, _Table, expendable=True) or _Table()
         self._infos: dict[tuple[str, str], dict[int, OrderInfo]] = {}
         for name, infos in stored.table.items():
             topic, is_pair, group = name.partition("@")

@@ -107,7 +107,7 @@ class Retries:
             bury(message, header.group, self._topics)
         else:
             message.topic = topic.topic_name
-            message.queue_id = random.randrange(group.retry_queue_nums)
+            message.queue_id = random.randrange(min(group.retry_queue_nums, topic.write_queue_nums))
             level = header.delay_level or self._level(group.group_retry_policy, original.reconsume_times)
             message.properties[PROPERTY_DELAY_LEVEL] = str(level)
         appended = self._put.one(message, self._clock())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from skylark.store.tables import load, save
 from skylark.wire.mapping import MappingDetail, MappingItem, MappingTable
+from skylark.wire.tables import MAX_QUEUES
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class StaticTopics:
                 f"The mapping is that of topic {detail.topic} in broker {detail.bname}, not of {topic} in "
                 f"{self.broker_name}"
             )
+        if not 0 <= detail.total_queues <= MAX_QUEUES or any(not 0 <= n < MAX_QUEUES for n in detail.hosted_queues):
+            raise BadMapping(f"A static topic has up to {MAX_QUEUES} queues, which are numbered from 0 on")
         for items in detail.hosted_queues.values():
             check_items(items)
         old = self.get(topic)

@@ -96,7 +96,7 @@ class Timers:
         self._slot: DueSlot | None = None
         self._recalled: frozenset[str] = frozenset()
         self._metrics_path = metrics_path
-        self._metrics = load(metrics_path, TimerMetrics) or TimerMetrics()
+        self._metrics = load(metrics_path, TimerMetrics, expendable=True) or TimerMetrics()
         self._saved_counter = self._metrics.data_version.counter
         self._put_rate, self._delivery_rate = Rate(), Rate()
         put.parking.timers_at = self._waiting_at

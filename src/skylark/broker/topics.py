@@ -34,7 +34,7 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig
 from skylark.wire.mapping import MappedTopicConfig, MappingDetail
-from skylark.wire.tables import PERM_INHERIT, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
+from skylark.wire.tables import MAX_QUEUES, PERM_INHERIT, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
 from skylark.wire.typed import decode_header
 
 __all__ = ["PERM_INHERIT", "PERM_READ", "PERM_WRITE", "Topics", "handlers", "validate_topic"]
@@ -69,7 +69,6 @@ FORBIDDEN_SEND_TOPICS: Final = frozenset(
 """Topics that only the broker itself writes to."""
 
 MAX_AUTO_CREATED_TOPICS: Final = 100_000
-MAX_QUEUES: Final = 65_536
 _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
 _MAX_RETRY_NAME_LENGTH: Final = 255
@@ -143,7 +142,7 @@ class Topics:
         builtin = {topic.topic_name: topic for topic in _builtin_topics(config)}
         self.system_topics = _SYSTEM_TOPICS | builtin.keys()
         stored = load(self._path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
-        self._topics = builtin | stored.topic_config_table
+        self._topics = builtin | {name: _limited(topic) for name, topic in stored.topic_config_table.items()}
         self.get = self._topics.get
         self.data_version = stored.data_version
         self.on_change: Callable[[list[TopicConfig]], None] | None = None
@@ -195,7 +194,11 @@ class Topics:
     def create_for_send_back(
         self, name: str, queue_nums: int, perm: int, topic_sys_flag: int, order: bool | None = None
     ) -> TopicConfig:
-        """The retry or dead-letter topic of a group, created if it is not there; `order` is set unless it is None."""
+        """The retry or dead-letter topic of a group, with that many queues at least; `order` is set unless it is None.
+
+        It grows with what its group is allowed, so that whoever sends there may choose among all of them.
+        """
+        queue_nums = max(0, min(queue_nums, MAX_QUEUES))
         topic = self._topics.get(name)
         if topic is None:
             topic = TopicConfig(
@@ -207,10 +210,16 @@ class Topics:
                 order=bool(order),
             )
             self.put(topic)
-        elif order is not None and topic.order != order:
-            topic = msgspec.structs.replace(topic, order=order)
-            self.put(topic)
-        return topic
+            return topic
+        wanted = msgspec.structs.replace(
+            topic,
+            read_queue_nums=max(topic.read_queue_nums, queue_nums),
+            write_queue_nums=max(topic.write_queue_nums, queue_nums),
+            order=topic.order if order is None else order,
+        )
+        if wanted != topic:
+            self.put(wanted)
+        return wanted
 
     def put(self, *topics: TopicConfig) -> None:
         """Adds or replaces topics as one change."""
@@ -254,6 +263,18 @@ class Topics:
             log.error("topics can't be saved, and are tried again: %s", e)
         if self.on_change is not None:
             self.on_change(topics)
+
+
+def _limited(topic: TopicConfig) -> TopicConfig:
+    """The topic as it may be: an older version took any number of queues."""
+    if max(topic.read_queue_nums, topic.write_queue_nums) <= MAX_QUEUES:
+        return topic
+    log.warning("topic %s has more queues than the %d that a topic can have: the rest is left out", topic, MAX_QUEUES)
+    return msgspec.structs.replace(
+        topic,
+        read_queue_nums=min(topic.read_queue_nums, MAX_QUEUES),
+        write_queue_nums=min(topic.write_queue_nums, MAX_QUEUES),
+    )
 
 
 class _AllTopics(msgspec.Struct, rename="camel"):

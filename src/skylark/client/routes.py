@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -23,7 +24,7 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetRouteInfo
 from skylark.wire.mapping import LOGICAL_BROKER_PREFIX, NO_BROKER, logical_broker
-from skylark.wire.routes import MASTER_ID, TopicQueueMappingInfo, TopicRouteData
+from skylark.wire.routes import MASTER_ID, TopicQueueMappingInfo, TopicRouteData, queues_of
 from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 MAX_TOPICS: Final = 4096
-MAX_LOGICAL_QUEUES: Final = 65_536
+_COUNT: Final = re.compile("[0-9]{1,10}")
 _PERM_READ: Final = 4
 _PERM_WRITE: Final = 2
 
@@ -71,22 +72,19 @@ def build_route(topic: str, data: TopicRouteData) -> TopicRoute:
     if data.order_topic_conf:
         write_queues = _ordered_queues(topic, data.order_topic_conf)
     else:
-        write_queues = [
-            MessageQueue(queues.broker_name, queue_id, topic)
-            for queues in queue_datas
-            if queues.perm & _PERM_WRITE and MASTER_ID in brokers.get(queues.broker_name, ())
-            for queue_id in range(queues.write_queue_nums)
-        ]
-    read_queues = [
-        MessageQueue(queues.broker_name, queue_id, topic)
-        for queues in queue_datas
-        if queues.perm & _PERM_READ
-        for queue_id in range(queues.read_queue_nums)
-    ]
+        write_queues = queues_of(
+            topic,
+            (
+                (queues.broker_name, queues.write_queue_nums)
+                for queues in queue_datas
+                if queues.perm & _PERM_WRITE and MASTER_ID in brokers.get(queues.broker_name, ())
+            ),
+        )
+    readable = ((queues.broker_name, queues.read_queue_nums) for queues in queue_datas if queues.perm & _PERM_READ)
     return TopicRoute(
         topic=topic,
         write_queues=write_queues,
-        read_queues=read_queues,
+        read_queues=queues_of(topic, readable),
         brokers=brokers,
         is_ordered=bool(data.order_topic_conf),
         filter_servers=data.filter_server_table,
@@ -101,21 +99,16 @@ def find_leaders(topic: str, mappings: Iterable[TopicQueueMappingInfo]) -> dict[
         if mapping.scope is None or mapping.bname is None:
             continue
         broker = logical_broker(mapping.scope)
-        totals[broker] = max(totals.get(broker, 0), min(mapping.total_queues, MAX_LOGICAL_QUEUES))
+        totals[broker] = max(totals.get(broker, 0), mapping.total_queues)
         for number in mapping.curr_id_map:
             leaders[MessageQueue(broker, number, topic)] = mapping.bname
-    queues = [MessageQueue(broker, number, topic) for broker, total in totals.items() for number in range(total)]
-    return {queue: leaders.get(queue, NO_BROKER) for queue in queues}
+    return {queue: leaders.get(queue, NO_BROKER) for queue in queues_of(topic, totals.items())}
 
 
 def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
     """The queues that an ordered topic always has, whichever brokers are up: `broker-a:4;broker-b:4`."""
-    queues = []
-    for item in conf.split(";"):
-        broker, _, count = item.partition(":")
-        if count.isdigit():
-            queues += [MessageQueue(broker, queue_id, topic) for queue_id in range(int(count))]
-    return queues
+    items = (item.partition(":") for item in conf.split(";"))
+    return queues_of(topic, ((broker, int(count)) for broker, _, count in items if _COUNT.fullmatch(count)))
 
 
 class Routes:

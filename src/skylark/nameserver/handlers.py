@@ -111,7 +111,7 @@ class _Brokers:
             body,
             connection,
             now_ms,
-            drop_missing_topics=self._config.delete_topic_with_broker_registration,
+            drop_missing_topics=self._config.delete_topic_with_broker_registration and not header.is_part,
         )
         if result is None:
             # One topic alone only tells of a change, and comes after the broker has told of all of its topics.

@@ -37,6 +37,7 @@ class KVConfig:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._table: dict[str, dict[str, str]] = {}
+        self._is_damaged = False  # the file, which must not become the backup then
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
@@ -50,8 +51,12 @@ class KVConfig:
             try:
                 self._table = _read(backup)
             except (OSError, ValueError):
-                raise ConfigError(f"cannot use {self._path}: {error}") from error
+                raise ConfigError(
+                    f"cannot use {self._path}: {error}; nor its backup. Put a good copy in its place, or move it "
+                    f"away to start without what it holds"
+                ) from error
             log.warning("%s is damaged (%s); read %s instead", self._path, error, backup.name)
+            self._is_damaged = True
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -85,9 +90,10 @@ class KVConfig:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if self._path.exists():
+        if self._path.exists() and not self._is_damaged:
             shutil.copyfile(self._path, self._path.with_name(self._path.name + ".bak"))
         fresh.replace(self._path)
+        self._is_damaged = False
         directory = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

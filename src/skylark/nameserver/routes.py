@@ -30,7 +30,7 @@ from skylark.wire.routes import (
     TopicQueueMappingInfo,
     TopicRouteData,
 )
-from skylark.wire.tables import PERM_READ, PERM_WRITE, DataVersion, TopicConfig
+from skylark.wire.tables import MAX_QUEUES, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
 
 DEFAULT_TIMEOUT_MS = 120_000
 UNIT_FLAG = 1
@@ -161,6 +161,9 @@ class Routes:
         """Adds a topic's queues; False, and nothing happens, if one names an unknown broker."""
         if not queues or any(queue.broker_name not in self._brokers for queue in queues):
             return False
+        for queue in queues:
+            queue.read_queue_nums = min(queue.read_queue_nums, MAX_QUEUES)
+            queue.write_queue_nums = min(queue.write_queue_nums, MAX_QUEUES)
         self._queues.setdefault(topic, {}).update({queue.broker_name: queue for queue in queues})
         return True
 
@@ -305,10 +308,11 @@ class Routes:
 
 
 def _queue_data(name: str, config: TopicConfig, *, read_only: bool) -> QueueData:
+    """What clients are told; those of Apache would loop over any number of queues."""
     return QueueData(
         broker_name=name,
         perm=config.perm & ~PERM_WRITE if read_only else config.perm,
-        read_queue_nums=config.read_queue_nums,
+        read_queue_nums=min(config.read_queue_nums, MAX_QUEUES),
         topic_sys_flag=config.topic_sys_flag,
-        write_queue_nums=config.write_queue_nums,
+        write_queue_nums=min(config.write_queue_nums, MAX_QUEUES),
     )

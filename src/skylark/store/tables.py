@@ -4,6 +4,10 @@ Each table is one file that is written anew as a whole: to `<name>.tmp`, synced,
 former content stays as `<name>.bak`. Whatever moment a crash chooses, there is a whole table to load: `<name>` is
 never half written, and never missing once it was there (on file systems without hard links, its backup is there).
 
+Damage that no crash explains must not keep a broker from starting without a way out: the backup is read instead; single
+numbers that are out of range are left out with a warning (see `repair`); and if nothing can be read, the broker says
+what to move away, unless the table is one that it can do without.
+
 A file has one writer at a time, and `save` blocks: off the event loop, if the disk may be slow.
 """
 
@@ -13,20 +17,24 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from skylark.store import repair
 from skylark.wire import fastjson
+from skylark.wire.numbers import Int, Long
 from skylark.wire.tables import DataVersion, SubscriptionGroupConfig, TopicConfig
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SHOWN: Final = 20
+
 
 class BadTable(Exception):
-    """Neither the file of a table nor its backup can be read. Says which file and why."""
+    """Neither the file of a table nor its backup can be read. Says which file, why, and what to do."""
 
 
 class TopicTable(msgspec.Struct, rename="camel"):
@@ -40,7 +48,7 @@ class SubscriptionGroupTable(msgspec.Struct, rename="camel"):
     """subscriptionGroup.json; the forbidden table is group -> topic -> bits of what is forbidden."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    forbidden_table: dict[str, dict[str, int]] = {}
+    forbidden_table: dict[str, dict[str, Int]] = {}
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
 
 
@@ -51,22 +59,22 @@ class ConsumerOffsetTable(msgspec.Struct, rename="camel"):
     """
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    offset_table: dict[str, dict[int, int]] = {}
-    pull_offset_table: dict[str, dict[int, int]] = {}
+    offset_table: dict[str, dict[Int, Long]] = {}
+    pull_offset_table: dict[str, dict[Int, Long]] = {}
 
 
 class DelayOffsetTable(msgspec.Struct, rename="camel"):
     """delayOffset.json; delay level -> offset in that level's queue."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    offset_table: dict[int, int] = {}
+    offset_table: dict[Int, Long] = {}
 
 
 class TopicTimers(msgspec.Struct, rename="camel"):
     """How many timers of a topic wait, and since when that is so."""
 
-    count: int = 0
-    timestamp_ms: int = msgspec.field(name="timeStamp", default=0)
+    count: Long = 0
+    timestamp_ms: Long = msgspec.field(name="timeStamp", default=0)
 
 
 class TimerMetrics(msgspec.Struct, rename="camel"):
@@ -100,34 +108,51 @@ def timer_metrics_path(root: Path) -> Path:
     return config_directory(root) / "timermetrics"
 
 
-def load(path: Path, wanted: type[T]) -> T | None:
+def load(path: Path, wanted: type[T], *, expendable: bool = False) -> T | None:
     """The table in the file, else the one in its backup, None when there is neither.
 
     A file that cannot be read although its backup can is set aside as `<name>.broken`, so that the next `save` does not
-    make it the backup. Raises BadTable when a file is there but no whole table.
+    make it the backup. Raises BadTable when a file is there but no whole table; one that is `expendable` is set aside
+    too, and the broker starts without it.
     """
-    try:
-        table = _read(path, wanted)
-    except fastjson.BadJson as error:
-        backup = _load_backup(path, wanted, f"cannot read {path}: {error}")
-        if backup is None:
-            raise BadTable(f"{path} is damaged and has no backup: {error}") from None
-        path.replace(_beside(path, ".broken"))
-        return backup
-    if table is None:
-        return _load_backup(path, wanted, f"{path} is missing or empty")
-    return table
+    damage: dict[Path, str] = {}
+    for place in (path, _beside(path, ".bak")):
+        try:
+            table = _read(place, wanted)
+        except fastjson.BadJson as error:
+            damage[place] = str(error)
+            continue
+        if table is None:
+            continue
+        if place != path:
+            log.warning("%s; using its backup %s", _trouble(path, damage), place.name)
+        _set_aside(damage)
+        return table
+    if damage and not expendable:
+        raise BadTable(_way_out(path, damage))
+    if damage:
+        log.error("%s; going on without it", _trouble(path, damage))
+        _set_aside(damage)
+    return None
 
 
-def _load_backup(path: Path, wanted: type[T], trouble: str) -> T | None:
-    backup_path = _beside(path, ".bak")
-    try:
-        table = _read(backup_path, wanted)
-    except fastjson.BadJson as error:
-        raise BadTable(f"{trouble}; its backup {backup_path} is damaged too: {error}") from None
-    if table is not None:
-        log.warning("%s; using its backup %s", trouble, backup_path.name)
-    return table
+def _trouble(path: Path, damage: dict[Path, str]) -> str:
+    own = [] if path in damage else [f"{path} is missing or empty"]
+    return "; ".join(own + [f"{place} is damaged: {reason}" for place, reason in damage.items()])
+
+
+def _way_out(path: Path, damage: dict[Path, str]) -> str:
+    places = " and ".join(place.name for place in damage)
+    backup = "" if len(damage) > 1 or path not in damage else ", and it has no backup"
+    return (
+        f"{_trouble(path, damage)}{backup}. Put a good copy in its place, or move {places} out of {path.parent} to "
+        f"start with an empty table"
+    )
+
+
+def _set_aside(damage: dict[Path, str]) -> None:
+    for place in damage:
+        place.replace(_beside(place, ".broken"))
 
 
 def _read(path: Path, wanted: type[T]) -> T | None:
@@ -135,8 +160,18 @@ def _read(path: Path, wanted: type[T]) -> T | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise BadTable(f"{path} can't be read: {error.strerror}. Make it readable, or move it away") from error
     # An empty file is what a crash leaves of the first write of a server that writes in place.
-    return fastjson.decode(data, wanted) if data else None
+    if not data:
+        return None
+    try:
+        return fastjson.decode(data, wanted)
+    except fastjson.BadJson:
+        table, left_out = repair.decode(data, wanted)
+    shown = ", ".join(left_out[:_SHOWN]) + (", …" if len(left_out) > _SHOWN else "")
+    log.warning("%s has %d numbers that are out of range, which are left out: %s", path, len(left_out), shown)
+    return table
 
 
 def save(path: Path, table: msgspec.Struct) -> None:

@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from skylark.wire import fastjson
+from skylark.wire.numbers import Int, Long
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
-from skylark.wire.typed import BadHeader
+from skylark.wire.typed import BadBody as BadBody
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -23,10 +24,6 @@ POP: Final = "CONSUME_POP"
 CLUSTERING: Final = "CLUSTERING"
 BROADCASTING: Final = "BROADCASTING"
 TAG: Final = "TAG"
-
-
-class BadBody(BadHeader):
-    """A request whose body is not the JSON that its code asks for."""
 
 
 def encode_body(body: msgspec.Struct) -> bytes:
@@ -44,7 +41,7 @@ def decode_body(kind: type[_Body], body: bytes) -> _Body:
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True):
     broker_name: str
-    queue_id: int
+    queue_id: Int
     topic: str
 
 
@@ -52,10 +49,10 @@ class Subscription(msgspec.Struct, rename="camel", kw_only=True):
     """What a group wants of a topic: tags (with their Java hash codes), or an expression of another type."""
 
     class_filter_mode: bool = False
-    code_set: list[int] = []
+    code_set: list[Int] = []
     expression_type: str | None = TAG
     sub_string: str | None = None
-    sub_version: int = 0
+    sub_version: Long = 0
     tags_set: list[str] = []
     topic: str
 
@@ -91,7 +88,7 @@ class Heartbeat(msgspec.Struct, rename="camel", kw_only=True):
 
     client_id: str = msgspec.field(name="clientID")
     consumer_data_set: list[ConsumerData] = []
-    heartbeat_fingerprint: int = 0
+    heartbeat_fingerprint: Int = 0
     producer_data_set: list[ProducerData] = []
     without_sub: bool = False
 
@@ -124,7 +121,7 @@ class ClientConnection(msgspec.Struct, rename="camel", kw_only=True):
     client_addr: str
     client_id: str
     language: str
-    version: int
+    version: Int
 
 
 class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
@@ -142,9 +139,9 @@ class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
 class ProducerInfo(msgspec.Struct, rename="camel", kw_only=True):
     client_id: str
     language: str
-    last_update_timestamp: int
+    last_update_timestamp: Long
     remote_ip: str = msgspec.field(name="remoteIP")
-    version: int = 0
+    version: Int = 0
 
 
 class ProducerTable(msgspec.Struct, rename="camel", kw_only=True):
@@ -187,20 +184,20 @@ class GroupForbidden(msgspec.Struct, rename="camel", kw_only=True):
 class ConsumerStatus(msgspec.Struct, rename="camel", kw_only=True):
     """Where a group's members stand: a client fills `message_queue_table`, the broker `consumer_table` by client id."""
 
-    consumer_table: dict[str, dict[MessageQueue, int]] = {}
-    message_queue_table: dict[MessageQueue, int] = {}
+    consumer_table: dict[str, dict[MessageQueue, Long]] = {}
+    message_queue_table: dict[MessageQueue, Long] = {}
 
 
 class ResetOffsets(msgspec.Struct, rename="camel", kw_only=True):
     """Queues and the offsets that their consumers must go to."""
 
-    offset_table: dict[MessageQueue, int] = {}
+    offset_table: dict[MessageQueue, Long] = {}
 
 
 class QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
     broker_name: str
-    offset: int
-    queue_id: int
+    offset: Long
+    queue_id: Int
     topic: str
 
 

@@ -34,6 +34,7 @@ MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_STRING_OR_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9]{19,}')
 _LITERALS = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
 
@@ -43,6 +44,10 @@ class BadJson(ValueError):
     def __init__(self, reason: str, position: int = -1) -> None:
         super().__init__(reason if position < 0 else f"{reason} at position {position}")
         self.position = position
+
+
+class NumberOutOfRange(BadJson):
+    """A whole number that is longer than any that is used."""
 
 
 class ObjectKey(dict[str, Any]):
@@ -201,7 +206,26 @@ def decode(data: bytes | bytearray | memoryview | str, wanted: type[T]) -> T:
     As lenient as fastjson: a null is a field that is not there, "5" is good for a number, unknown fields are ignored.
     """
     try:
-        return msgspec.convert(_without_nulls(loads(data), 0), wanted, strict=False)
+        value = loads(data)
+    except NumberOutOfRange:
+        value = loads(quote_long_numbers(data))  # the types complain of them too, and name the field
+    return convert(value, wanted)
+
+
+def quote_long_numbers(data: bytes | bytearray | memoryview | str) -> bytes:
+    """The same JSON with whole numbers that may be out of range as strings, which can be as long as they like.
+
+    >>> quote_long_numbers('{0:9223372036854775808,"1":"9223372036854775808"}')
+    b'{0:"9223372036854775808","1":"9223372036854775808"}'
+    """
+    text = data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
+    return _STRING_OR_LONG_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b'"' + m[0] + b'"', text)
+
+
+def convert(value: Any, wanted: type[T]) -> T:
+    """The same for what `loads` gave."""
+    try:
+        return msgspec.convert(_without_nulls(value, 0), wanted, strict=False)
     except msgspec.ValidationError as error:
         raise BadJson(str(error)) from None
     except RecursionError:
@@ -273,9 +297,10 @@ def _string(text: str, position: int) -> tuple[str, int]:
 def _number(match: re.Match[str]) -> int | float:
     digits = match.group()
     if match.group(1) is None and match.group(2) is None:
-        # Java's longs. Far larger ones take quadratic time to convert, and can be made to collide as keys.
+        # As far as msgspec goes; the types say what fits. Far larger ones take quadratic time to convert, and can be
+        # made to collide as keys.
         if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-            raise BadJson("number out of range", match.start())
+            raise NumberOutOfRange("number out of range", match.start())
         return int(digits)
     number = float(digits)
     if not math.isfinite(number):

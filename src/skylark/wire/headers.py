@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from skylark.wire.numbers import Int, Long
+
 # Requests to a broker.
 
 
@@ -14,16 +16,16 @@ class SendMessage(msgspec.Struct, rename="camel"):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int
+    queue_id: Int
+    sys_flag: Int
+    born_timestamp: Long
+    flag: Int
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int | None = None
     unit_mode: bool | None = None
     batch: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int | None = None
 
 
 class SendMessageV2(msgspec.Struct):
@@ -32,16 +34,16 @@ class SendMessageV2(msgspec.Struct):
     producer_group: str = msgspec.field(name="a")
     topic: str = msgspec.field(name="b")
     default_topic: str = msgspec.field(name="c")
-    default_topic_queue_nums: int = msgspec.field(name="d")
-    queue_id: int = msgspec.field(name="e")
-    sys_flag: int = msgspec.field(name="f")
-    born_timestamp: int = msgspec.field(name="g")
-    flag: int = msgspec.field(name="h")
+    default_topic_queue_nums: Int = msgspec.field(name="d")
+    queue_id: Int = msgspec.field(name="e")
+    sys_flag: Int = msgspec.field(name="f")
+    born_timestamp: Long = msgspec.field(name="g")
+    flag: Int = msgspec.field(name="h")
     properties: str | None = msgspec.field(default=None, name="i")
-    reconsume_times: int | None = msgspec.field(default=None, name="j")
+    reconsume_times: Int | None = msgspec.field(default=None, name="j")
     unit_mode: bool | None = msgspec.field(default=None, name="k")
     batch: bool | None = msgspec.field(default=None, name="m")
-    max_reconsume_times: int | None = msgspec.field(default=None, name="l")
+    max_reconsume_times: Int | None = msgspec.field(default=None, name="l")
 
 
 class PushReply(msgspec.Struct, rename="camel"):
@@ -50,34 +52,34 @@ class PushReply(msgspec.Struct, rename="camel"):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int
+    queue_id: Int
+    sys_flag: Int
+    born_timestamp: Long
+    flag: Int
     born_host: str
     store_host: str
-    store_timestamp: int
+    store_timestamp: Long
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int | None = None
     unit_mode: bool = False
 
 
 class PullMessage(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    max_msg_nums: int
-    sys_flag: int
-    commit_offset: int
-    suspend_timeout_millis: int
-    sub_version: int
+    queue_id: Int
+    queue_offset: Long
+    max_msg_nums: Int
+    sys_flag: Int
+    commit_offset: Long
+    suspend_timeout_millis: Long
+    sub_version: Long
     lite_topic: str | None = None
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None
-    request_source: int | None = None
+    max_msg_bytes: Int | None = None
+    request_source: Int | None = None
     proxy_froward_client_id: str | None = None
 
 
@@ -89,24 +91,24 @@ class RegisterMessageFilterClass(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
     class_name: str
-    class_crc: int = msgspec.field(name="classCRC")
+    class_crc: Int = msgspec.field(name="classCRC")
 
 
 class ConsumerSendMsgBack(msgspec.Struct, rename="camel"):
-    offset: int
+    offset: Long
     group: str
-    delay_level: int
+    delay_level: Int
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int | None = None
 
 
 class EndTransaction(msgspec.Struct, rename="camel"):
     producer_group: str
-    tran_state_table_offset: int
-    commit_log_offset: int
-    commit_or_rollback: int
+    tran_state_table_offset: Long
+    commit_log_offset: Long
+    commit_or_rollback: Int
     msg_id: str
     from_transaction_check: bool = False
     topic: str | None = None
@@ -117,8 +119,8 @@ class EndTransaction(msgspec.Struct, rename="camel"):
 class CheckTransactionState(msgspec.Struct, rename="camel"):
     """A broker's question to a producer, with the stored half message as its body."""
 
-    tran_state_table_offset: int
-    commit_log_offset: int
+    tran_state_table_offset: Long
+    commit_log_offset: Long
     topic: str | None = None
     msg_id: str | None = None
     transaction_id: str | None = None
@@ -134,15 +136,15 @@ class ResumeCheckHalfMessage(msgspec.Struct, rename="camel"):
 class QueryConsumerOffset(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int
     set_zero_if_not_found: bool | None = None
 
 
 class UpdateConsumerOffset(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Int
+    commit_offset: Long
 
 
 class GetConsumerListByGroup(msgspec.Struct, rename="camel"):
@@ -161,51 +163,51 @@ class NotifyConsumerIdsChanged(msgspec.Struct, rename="camel"):
 
 class GetMaxOffset(msgspec.Struct, rename="camel"):
     topic: str
-    queue_id: int
+    queue_id: Int
     committed: bool = True
 
 
 class GetMinOffset(msgspec.Struct, rename="camel"):
     topic: str
-    queue_id: int
+    queue_id: Int
 
 
 class SearchOffset(msgspec.Struct, rename="camel"):
     topic: str
-    queue_id: int
-    timestamp: int
+    queue_id: Int
+    timestamp: Long
     lite_topic: str | None = None
     boundary_type: str | None = None
 
 
 class GetEarliestMsgStoretime(msgspec.Struct, rename="camel"):
     topic: str
-    queue_id: int
+    queue_id: Int
 
 
 class QueryMessage(msgspec.Struct, rename="camel"):
     topic: str
     key: str
-    max_num: int
-    begin_timestamp: int
-    end_timestamp: int
+    max_num: Int
+    begin_timestamp: Long
+    end_timestamp: Long
     index_type: str | None = None
     last_key: str | None = None
 
 
 class ViewMessage(msgspec.Struct, rename="camel"):
-    offset: int
+    offset: Long
     topic: str | None = None
 
 
 class CreateTopic(msgspec.Struct, rename="camel"):
     topic: str
     default_topic: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
+    read_queue_nums: Int
+    write_queue_nums: Int
+    perm: Int
     topic_filter_type: str
-    topic_sys_flag: int | None = None
+    topic_sys_flag: Int | None = None
     order: bool = False
     attributes: str | None = None
     force: bool = False
@@ -225,9 +227,9 @@ class GetTopicStatsInfo(msgspec.Struct, rename="camel"):
 
 
 class GetAllTopicConfig(msgspec.Struct, rename="camel"):
-    topic_seq: int
+    topic_seq: Int
     data_version: str | None = None
-    max_topic_num: int | None = None
+    max_topic_num: Int | None = None
 
 
 class DeleteSubscriptionGroup(msgspec.Struct, rename="camel"):
@@ -240,9 +242,9 @@ class GetSubscriptionGroupConfig(msgspec.Struct, rename="camel"):
 
 
 class GetAllSubscriptionGroup(msgspec.Struct, rename="camel"):
-    group_seq: int
+    group_seq: Int
     data_version: str | None = None
-    max_group_num: int | None = None
+    max_group_num: Int | None = None
 
 
 class GetConsumeStats(msgspec.Struct, rename="camel"):
@@ -274,10 +276,10 @@ class GetConsumerStatus(msgspec.Struct, rename="camel"):
 class ResetOffset(msgspec.Struct, rename="camel"):
     group: str
     topic: str
-    timestamp: int
+    timestamp: Long
     force: bool = msgspec.field(name="isForce")
-    queue_id: int = -1
-    offset: int | None = None
+    queue_id: Int = -1
+    offset: Long | None = None
 
 
 class ConsumeMessageDirectlyResult(msgspec.Struct, rename="camel"):
@@ -286,8 +288,8 @@ class ConsumeMessageDirectlyResult(msgspec.Struct, rename="camel"):
     msg_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
+    topic_sys_flag: Int | None = None
+    group_sys_flag: Int | None = None
 
 
 class QueryTopicConsumeByWho(msgspec.Struct, rename="camel"):
@@ -310,9 +312,9 @@ class QueryConsumeTimeSpan(msgspec.Struct, rename="camel"):
 
 class QueryConsumeQueue(msgspec.Struct, rename="camel"):
     topic: str | None = None
-    queue_id: int = 0
-    index: int = 0
-    count: int = 0
+    queue_id: Int = 0
+    index: Long = 0
+    count: Int = 0
     consumer_group: str | None = None
 
 
@@ -357,37 +359,39 @@ class RegisterBroker(msgspec.Struct, rename="camel"):
     broker_addr: str
     cluster_name: str
     ha_server_addr: str
-    broker_id: int
-    heartbeat_timeout_millis: int | None = None
+    broker_id: Long
+    heartbeat_timeout_millis: Long | None = None
     enable_acting_master: bool | None = None
     compressed: bool = False
-    body_crc32: int = 0
+    body_crc32: Int = 0
+    is_part: bool | None = None
+    """Skylark's own: there are more topics than those in this registration."""
 
 
 class UnregisterBroker(msgspec.Struct, rename="camel"):
     broker_name: str
     broker_addr: str
     cluster_name: str
-    broker_id: int
+    broker_id: Long
 
 
 class QueryDataVersion(msgspec.Struct, rename="camel"):
     broker_name: str
     broker_addr: str
     cluster_name: str
-    broker_id: int
+    broker_id: Long
 
 
 class BrokerHeartbeat(msgspec.Struct, rename="camel"):
     cluster_name: str
     broker_addr: str
     broker_name: str
-    broker_id: int | None = None
-    epoch: int | None = None
-    max_offset: int | None = None
-    confirm_offset: int | None = None
-    heartbeat_timeout_mills: int | None = None
-    election_priority: int | None = None
+    broker_id: Long | None = None
+    epoch: Int | None = None
+    max_offset: Long | None = None
+    confirm_offset: Long | None = None
+    heartbeat_timeout_mills: Long | None = None
+    election_priority: Int | None = None
 
 
 class PutKVConfig(msgspec.Struct, rename="camel"):

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from skylark.wire.numbers import Int
+
 _decode_texts = msgspec.json.Decoder(dict[str, str] | None).decode
 _decode_values = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -17,26 +19,26 @@ _decode_values = msgspec.json.Decoder(dict[str, Any]).decode
 class JsonHeader(msgspec.Struct, rename="camel", omit_defaults=True):
     """A header as it is read."""
 
-    code: int
+    code: Int
     ext_fields: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    flag: int = 0
+    flag: Int = 0
     language: str = "JAVA"
-    opaque: int = 0
+    opaque: Int = 0
     remark: str | None = None
-    version: int = 0
+    version: Int = 0
 
 
 class JsonReply(msgspec.Struct, rename="camel"):
     """The header as it is written: Apache's field names in Apache's (alphabetical) order."""
 
-    code: int
+    code: Int
     ext_fields: dict[str, str] | msgspec.Raw | msgspec.UnsetType
-    flag: int
+    flag: Int
     language: str
-    opaque: int
+    opaque: Int
     remark: str | msgspec.UnsetType
     serialize_type_current_rpc: str = msgspec.field(name="serializeTypeCurrentRPC")
-    version: int = 0
+    version: Int = 0
 
 
 def decode_fields(data: msgspec.Raw) -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.wire.numbers import Int, Long
 from skylark.wire.routes import TopicQueueMappingInfo
 from skylark.wire.tables import DataVersion, TopicConfig
 
@@ -33,13 +34,13 @@ class MappingItem(msgspec.Struct, rename="camel", kw_only=True):
     """A stretch of a logical queue in a queue of a broker."""
 
     bname: str = ""
-    end_offset: int = -1
-    gen: int = 0
-    logic_offset: int = 0
-    queue_id: int = 0
-    start_offset: int = 0
-    time_of_end: int = -1
-    time_of_start: int = -1
+    end_offset: Long = -1
+    gen: Int = 0
+    logic_offset: Long = 0
+    queue_id: Int = 0
+    start_offset: Long = 0
+    time_of_end: Long = -1
+    time_of_start: Long = -1
 
     @property
     def is_ended(self) -> bool:
@@ -73,13 +74,13 @@ class MappingDetail(msgspec.Struct, rename="camel", kw_only=True):
     """What one broker knows of a static topic: all items of the logical queues that it leads, or led."""
 
     bname: str | None = None
-    curr_id_map: dict[int, int] = {}
+    curr_id_map: dict[Int, Int] = {}
     dirty: bool = False
-    epoch: int = 0
-    hosted_queues: dict[int, list[MappingItem]] = {}
+    epoch: Long = 0
+    hosted_queues: dict[Int, list[MappingItem]] = {}
     scope: str | None = GLOBAL_SCOPE
     topic: str | None = None
-    total_queues: int = 0
+    total_queues: Int = 0
 
     def info(self) -> TopicQueueMappingInfo:
         """What name servers are told: the logical queues that the broker leads, each with its queue there."""

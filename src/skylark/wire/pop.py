@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from skylark.wire.bodies import BadBody, MessageQueue
+from skylark.wire.numbers import Byte, Int, Long, Summand, parse_long
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -92,14 +93,14 @@ class BadHandle(ValueError):
 class ReceiptHandle(msgspec.Struct, frozen=True):
     """What acknowledges one popped message, or extends its time: `encode` it, `parse` it."""
 
-    start_offset: int
-    pop_time_ms: int
-    invisible_ms: int
-    revive_queue: int
+    start_offset: Long
+    pop_time_ms: Summand
+    invisible_ms: Summand
+    revive_queue: Int
     kind: str
     broker_name: str
-    queue_id: int
-    offset: int = -1
+    queue_id: Int
+    offset: Long = -1
 
     @property
     def is_order(self) -> bool:
@@ -124,13 +125,12 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         if len(parts) < 7:
             raise BadHandle(f"a receipt handle has at least 7 parts, this one has {len(parts)}: {text[:200]!r}")
         try:
-            start, pop_time, invisible, revive_queue = map(int, parts[:4])
-            queue_id, offset = int(parts[6]), int(parts[7]) if len(parts) > 7 else -1
-        except ValueError:
-            raise BadHandle(f"a receipt handle with something else than numbers in it: {text[:200]!r}") from None
+            handle = msgspec.convert(dict(zip(cls.__struct_fields__, parts, strict=False)), cls, strict=False)
+        except msgspec.ValidationError as e:
+            raise BadHandle(f"a receipt handle with something else than numbers in it ({e}): {text[:200]!r}") from None
         if parts[4] not in ("0", "1", "2"):
             raise BadHandle(f"a receipt handle of an unknown kind of topic: {text[:200]!r}")
-        return cls(start, pop_time, invisible, revive_queue, parts[4], parts[5], queue_id, offset)
+        return handle
 
 
 # Headers.
@@ -141,12 +141,12 @@ class PopMessage(msgspec.Struct, rename="camel"):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    max_msg_nums: int
-    invisible_time: int
-    poll_time: int
-    born_time: int
-    init_mode: int
+    queue_id: Int
+    max_msg_nums: Int
+    invisible_time: Summand
+    poll_time: Summand
+    born_time: Summand
+    init_mode: Int
     exp_type: str | None = None
     exp: str | None = None
     order: bool | None = False
@@ -154,10 +154,10 @@ class PopMessage(msgspec.Struct, rename="camel"):
 
 
 class PopMessageResponse(msgspec.Struct, rename="camel"):
-    pop_time: int
-    invisible_time: int
-    revive_qid: int
-    rest_num: int
+    pop_time: Summand
+    invisible_time: Summand
+    revive_qid: Int
+    rest_num: Long
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
     order_count_info: str | None = None
@@ -168,9 +168,9 @@ class AckMessage(msgspec.Struct, rename="camel"):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int
     extra_info: str
-    offset: int
+    offset: Long
     lite_topic: str | None = None
 
 
@@ -179,10 +179,10 @@ class ChangeInvisibleTime(msgspec.Struct, rename="camel"):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int
     extra_info: str
-    offset: int
-    invisible_time: int
+    offset: Long
+    invisible_time: Summand
     lite_topic: str | None = None
     suspend: bool = False
 
@@ -190,17 +190,17 @@ class ChangeInvisibleTime(msgspec.Struct, rename="camel"):
 class ChangeInvisibleTimeResponse(msgspec.Struct, rename="camel"):
     """What differs in the handle that is good from now on (see `renewed`)."""
 
-    pop_time: int
-    invisible_time: int
-    revive_qid: int
+    pop_time: Summand
+    invisible_time: Summand
+    revive_qid: Int
 
 
 class Notification(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
-    queue_id: int
-    poll_time: int
-    born_time: int
+    queue_id: Int
+    poll_time: Summand
+    born_time: Summand
     order: bool | None = False
     attempt_id: str | None = None
     exp_type: str | None = None
@@ -215,17 +215,17 @@ class NotificationResponse(msgspec.Struct, rename="camel"):
 class PollingInfo(msgspec.Struct, rename="camel"):
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int
 
 
 class PollingInfoResponse(msgspec.Struct, rename="camel"):
-    polling_num: int
+    polling_num: Int
 
 
 class PeekMessage(msgspec.Struct, rename="camel"):
     topic: str
-    queue_id: int
-    max_msg_nums: int
+    queue_id: Int
+    max_msg_nums: Int
     consumer_group: str
 
 
@@ -296,7 +296,7 @@ def _entries(info: str | None) -> Iterator[tuple[str, str, str]]:
 
 def _integer(text: str) -> int:
     try:
-        return int(text)
+        return parse_long(text)
     except ValueError:
         raise BadHandle(f"{text!r} should be a number") from None
 
@@ -335,12 +335,12 @@ class BatchAck(msgspec.Struct):
 
     bits: str = msgspec.field(name="b")
     consumer_group: str = msgspec.field(name="c")
-    invisible_ms: int = msgspec.field(name="it")
-    pop_time_ms: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
+    invisible_ms: Summand = msgspec.field(name="it")
+    pop_time_ms: Summand = msgspec.field(name="pt")
+    queue_id: Int = msgspec.field(name="q")
     retry: str = msgspec.field(name="r")
-    revive_queue: int = msgspec.field(name="rq")
-    start_offset: int = msgspec.field(name="so")
+    revive_queue: Int = msgspec.field(name="rq")
+    start_offset: Summand = msgspec.field(name="so")
     topic: str = msgspec.field(name="t")
 
     @classmethod
@@ -409,18 +409,18 @@ def decode_bits(bits: str) -> list[int]:
 class CheckPoint(msgspec.Struct, kw_only=True):
     """Messages of one queue, hidden from a group until `revive_time_ms`. Fields stand in the order of their keys."""
 
-    bit_map: int = msgspec.field(name="bm", default=0)
+    bit_map: Int = msgspec.field(name="bm", default=0)
     broker_name: str | msgspec.UnsetType = msgspec.field(name="bn", default=msgspec.UNSET)
     group: str = msgspec.field(name="c")
-    diffs: list[int] | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
-    invisible_ms: int = msgspec.field(name="it")
-    count: int = msgspec.field(name="n")
-    pop_time_ms: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
-    revive_time_ms: int = msgspec.field(name="reviveTime", default=0)
-    revive_offset: int = msgspec.field(name="ro", default=0)
+    diffs: list[Int] | msgspec.UnsetType = msgspec.field(name="d", default=msgspec.UNSET)
+    invisible_ms: Summand = msgspec.field(name="it")
+    count: Byte = msgspec.field(name="n")
+    pop_time_ms: Summand = msgspec.field(name="pt")
+    queue_id: Int = msgspec.field(name="q")
+    revive_time_ms: Long = msgspec.field(name="reviveTime", default=0)
+    revive_offset: Long = msgspec.field(name="ro", default=0)
     put_again_times: str | msgspec.UnsetType = msgspec.field(name="rp", default=msgspec.UNSET)
-    start_offset: int = msgspec.field(name="so")
+    start_offset: Summand = msgspec.field(name="so")
     suspend: bool = msgspec.field(name="sp", default=False)
     topic: str = msgspec.field(name="t")
 
@@ -451,13 +451,13 @@ class CheckPoint(msgspec.Struct, kw_only=True):
 class Ack(msgspec.Struct, kw_only=True):
     """One acknowledgement or, with `offsets`, several of one check point."""
 
-    offset: int = msgspec.field(name="ao", default=0)
-    offsets: list[int] | msgspec.UnsetType = msgspec.field(name="aol", default=msgspec.UNSET)
+    offset: Long = msgspec.field(name="ao", default=0)
+    offsets: list[Long] | msgspec.UnsetType = msgspec.field(name="aol", default=msgspec.UNSET)
     broker_name: str | msgspec.UnsetType = msgspec.field(name="bn", default=msgspec.UNSET)
     group: str = msgspec.field(name="c")
-    pop_time_ms: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
-    start_offset: int = msgspec.field(name="so")
+    pop_time_ms: Summand = msgspec.field(name="pt")
+    queue_id: Int = msgspec.field(name="q")
+    start_offset: Long = msgspec.field(name="so")
     topic: str = msgspec.field(name="t")
 
     @property
@@ -521,5 +521,5 @@ class SetMessageRequestMode(msgspec.Struct, rename="camel"):
 
     consumer_group: str | None = None
     mode: str | None = PULL
-    pop_share_queue_num: int = 0
+    pop_share_queue_num: Int = 0
     topic: str | None = None

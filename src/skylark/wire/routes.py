@@ -16,14 +16,17 @@ The body of REGISTER_BROKER may come compressed. Inflated, it is a run of counts
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
+from itertools import islice
 from struct import Struct as Layout
 from typing import Any, Final
 
 import msgspec
 
 from skylark.wire import fastjson
-from skylark.wire.bodies import BadBody, decode_body, encode_body
-from skylark.wire.tables import DataVersion, TopicConfig
+from skylark.wire.bodies import BadBody, MessageQueue, decode_body, encode_body
+from skylark.wire.numbers import Int, Long
+from skylark.wire.tables import MAX_QUEUES, DataVersion, TopicConfig
 
 MASTER_ID: Final = 0
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
@@ -41,16 +44,16 @@ class QueueData(msgspec.Struct, rename="camel", kw_only=True):
     """What one broker offers of a topic."""
 
     broker_name: str
-    perm: int = 0
-    read_queue_nums: int = 0
-    topic_sys_flag: int = 0
-    write_queue_nums: int = 0
+    perm: Int = 0
+    read_queue_nums: Int = 0
+    topic_sys_flag: Int = 0
+    write_queue_nums: Int = 0
 
 
 class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
     """The brokers that share a name: the master (id 0) and its slaves."""
 
-    broker_addrs: dict[int, str]
+    broker_addrs: dict[Long, str]
     broker_name: str
     cluster: str = ""
     enable_acting_master: bool = False
@@ -61,12 +64,12 @@ class TopicQueueMappingInfo(msgspec.Struct, rename="camel", kw_only=True):
     """Which of a static topic's logical queues one broker hosts."""
 
     bname: str | None = None
-    curr_id_map: dict[int, int] = {}
+    curr_id_map: dict[Int, Int] = {}
     dirty: bool = False
-    epoch: int = 0
+    epoch: Long = 0
     scope: str | None = "__global__"
     topic: str | None = None
-    total_queues: int = 0
+    total_queues: Int = 0
 
 
 class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
@@ -89,7 +92,7 @@ class KVTable(msgspec.Struct):
 
 
 class BrokerMemberGroup(msgspec.Struct, rename="camel", kw_only=True):
-    broker_addrs: dict[int, str]
+    broker_addrs: dict[Long, str]
     broker_name: str
     cluster: str
 
@@ -118,6 +121,16 @@ class RegisterBrokerResult(msgspec.Struct, rename="camel"):
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
+
+
+def queues_of(topic: str, counts: Iterable[tuple[str, int]]) -> list[MessageQueue]:
+    """The queues of a topic, from how many of them each broker says it has; no more than a topic can have.
+
+    >>> queues_of("t", [("a", 1), ("b", 2_000_000_000)])[:2]
+    [MessageQueue(broker_name='a', queue_id=0, topic='t'), MessageQueue(broker_name='b', queue_id=0, topic='t')]
+    """
+    every = (MessageQueue(broker, queue_id, topic) for broker, count in counts for queue_id in range(count))
+    return list(islice(every, MAX_QUEUES))
 
 
 def encode_standard(body: msgspec.Struct) -> bytes:
@@ -228,8 +241,7 @@ def _parse_topic_line(line: bytes) -> TopicConfig:
     try:
         name, read_queues, write_queues, perm, *_ = line.decode().split(" ")
         # The name server routes by the numbers alone; filter type and attributes stay with the broker.
-        return TopicConfig(
-            topic_name=name, read_queue_nums=int(read_queues), write_queue_nums=int(write_queues), perm=int(perm)
-        )
+        numbers = {"readQueueNums": read_queues, "writeQueueNums": write_queues, "perm": perm}
+        return msgspec.convert({"topicName": name} | numbers, TopicConfig, strict=False)
     except ValueError as e:
         raise BadBody(f"bad topic in the compressed registration: {e}") from None

@@ -21,6 +21,8 @@ from skylark.wire.typed import decode_header
 _LONG_NAMES: Final = frozenset((int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_REPLY_MESSAGE)))
 _BINARY: Final = Encoding.BINARY
 _MAX_DIGITS: Final = 18  # that surely fit
+_INT_MAX: Final = 0x7FFFFFFF
+_BORN_TIMESTAMP: Final = 6  # the only long
 _REQUIRED: Final = 0xFF  # a bit for each of the fields a to h
 _A: Final = ord("a")
 _ZERO: Final = ord("0")
@@ -180,13 +182,15 @@ def _set_number(request: SendRequest, letter: i64, data: bytes, at: i64, end: i6
         if digit < 0 or digit > 9:
             return False
         number = number * 10 + digit
+    if number > _INT_MAX and letter != _BORN_TIMESTAMP:
+        return False  # what is wrong with it is said by who decodes it as a struct
     if letter == 3:
         request.default_topic_queue_nums = int(number)
     elif letter == 4:
         request.queue_id = int(number)
     elif letter == 5:
         request.sys_flag = int(number)
-    elif letter == 6:
+    elif letter == _BORN_TIMESTAMP:
         request.born_timestamp_ms = int(number)
     elif letter == 7:
         request.flag = int(number)

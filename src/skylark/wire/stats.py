@@ -9,14 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from skylark.wire.bodies import MessageQueue, Subscription
+from skylark.wire.numbers import Int, Long
 
 
 class TopicOffset(msgspec.Struct, rename="camel", kw_only=True):
     """What a queue holds; the time is that of its last message, 0 if it never had one."""
 
-    last_update_timestamp: int = 0
-    max_offset: int = 0
-    min_offset: int = 0
+    last_update_timestamp: Long = 0
+    max_offset: Long = 0
+    min_offset: Long = 0
 
 
 class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
@@ -27,10 +28,10 @@ class TopicStats(msgspec.Struct, rename="camel", kw_only=True):
 class ConsumeOffset(msgspec.Struct, rename="camel", kw_only=True):
     """Where a group stands in a queue: the broker's end, what it has consumed, what it has pulled."""
 
-    broker_offset: int = 0
-    consumer_offset: int = 0
-    last_timestamp: int = 0
-    pull_offset: int = 0
+    broker_offset: Long = 0
+    consumer_offset: Long = 0
+    last_timestamp: Long = 0
+    pull_offset: Long = 0
 
 
 class ConsumeStats(msgspec.Struct, rename="camel", kw_only=True):
@@ -53,8 +54,8 @@ class BrokerConsumeStats(msgspec.Struct, rename="camel", kw_only=True):
 
     broker_addr: str | None = None
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
-    total_diff: int = 0
-    total_inflight_diff: int = 0
+    total_diff: Long = 0
+    total_inflight_diff: Long = 0
 
 
 class KeyValues(msgspec.Struct, rename="camel", kw_only=True):
@@ -69,13 +70,13 @@ class QueueTimeSpan(msgspec.Struct, rename="camel", kw_only=True):
     The times as text are for people, in the broker's time zone. `delay_time` is the age of the next message to consume.
     """
 
-    consume_time_stamp: int = 0
+    consume_time_stamp: Long = 0
     consume_time_stamp_str: str | None = None
-    delay_time: int = 0
-    max_time_stamp: int = 0
+    delay_time: Long = 0
+    max_time_stamp: Long = 0
     max_time_stamp_str: str | None = None
     message_queue: MessageQueue
-    min_time_stamp: int = 0
+    min_time_stamp: Long = 0
     min_time_stamp_str: str | None = None
 
 
@@ -86,14 +87,14 @@ class ConsumeTimeSpans(msgspec.Struct, rename="camel", kw_only=True):
 class CorrectionOffsets(msgspec.Struct, rename="camel", kw_only=True):
     """The smallest consumed offset of each queue among a topic's groups."""
 
-    correction_offsets: dict[int, int] = {}
+    correction_offsets: dict[Int, Long] = {}
 
 
 class StatsItem(msgspec.Struct, kw_only=True):
     """A counter over a window: its sum, the sum a second, and the sum of an average call."""
 
     avgpt: float = 0.0
-    sum: int = 0
+    sum: Long = 0
     tps: float = 0.0
 
 
@@ -110,14 +111,14 @@ class ConsumeQueueEntry(msgspec.Struct, rename="camel", kw_only=True):
     eval: bool = False
     extend_data_json: str | None = None
     msg: str | None = None
-    physic_offset: int
-    physic_size: int
-    tags_code: int
+    physic_offset: Long
+    physic_size: Int
+    tags_code: Long
 
 
 class ConsumeQueue(msgspec.Struct, rename="camel", kw_only=True):
     filter_data: str | None = None
-    max_queue_index: int = 0
-    min_queue_index: int = 0
+    max_queue_index: Long = 0
+    min_queue_index: Long = 0
     queue_data: list[ConsumeQueueEntry] = []
     subscription_data: Subscription | None = None

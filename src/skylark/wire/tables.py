@@ -5,7 +5,11 @@ Names, defaults and meaning are those of Apache RocketMQ 5.5; the fields' JSON n
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from skylark.wire.numbers import Int, Long
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -16,6 +20,10 @@ UNIT_TOPIC = 1
 UNIT_SUBSCRIPTION = 2
 
 EXPONENTIAL = "EXPONENTIAL"
+
+MAX_QUEUES: Final = 65_536
+"""Of a topic. Apache sets no limit, and clients and servers go through the queues one by one, however many there are
+said to be."""
 
 _MAX_EXPONENT = 32
 _UNUSED_DELAYS = 2
@@ -30,9 +38,9 @@ _LEVEL_DELAYS_MS = (
 class DataVersion(msgspec.Struct, rename="camel"):
     """Tells whether a table has changed. Two are equal only if all three numbers are."""
 
-    state_version: int = 0
-    timestamp_ms: int = msgspec.field(name="timestamp", default=0)
-    counter: int = 0
+    state_version: Long = 0
+    timestamp_ms: Long = msgspec.field(name="timestamp", default=0)
+    counter: Long = 0
 
     def next_version(self, now_ms: int, state_version: int = 0) -> None:
         """Marks a change: the counter goes up by one and the time is now, whatever the clock did before."""
@@ -51,11 +59,11 @@ class TopicConfig(msgspec.Struct, rename="camel"):
     """A topic of a broker: how many queues it has and who may do what."""
 
     topic_name: str = ""
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = PERM_READ | PERM_WRITE
+    read_queue_nums: Int = 16
+    write_queue_nums: Int = 16
+    perm: Int = PERM_READ | PERM_WRITE
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int = 0
     order: bool = False
     attributes: dict[str, str] = {}
 
@@ -63,9 +71,9 @@ class TopicConfig(msgspec.Struct, rename="camel"):
 class ExponentialRetryPolicy(msgspec.Struct, rename="camel"):
     """Delays that grow from `initial` to `max` by a factor, in milliseconds."""
 
-    initial: int = 5_000
-    max: int = 7_200_000
-    multiplier: int = 2
+    initial: Long = 5_000
+    max: Long = 7_200_000
+    multiplier: Long = 2
 
     def delay_ms(self, times: int) -> int:
         """How long to wait before the next try of a message that was tried again `times` times."""
@@ -76,7 +84,7 @@ class ExponentialRetryPolicy(msgspec.Struct, rename="camel"):
 class CustomizedRetryPolicy(msgspec.Struct, rename="camel"):
     """The delays one by one, in milliseconds; those of the delay levels unless told otherwise."""
 
-    next: list[int] = msgspec.field(default_factory=lambda: list(_LEVEL_DELAYS_MS))
+    next: list[Long] = msgspec.field(default_factory=lambda: list(_LEVEL_DELAYS_MS))
 
     def delay_ms(self, times: int) -> int:
         """The same as with delay levels, of which the first two are never used: the third delay, then the fourth, …"""
@@ -107,7 +115,7 @@ class SimpleSubscriptionData(msgspec.Struct, rename="camel"):
     topic: str = ""
     expression_type: str | None = None
     expression: str | None = None
-    version: int = 0
+    version: Long = 0
 
 
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel"):
@@ -118,13 +126,13 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel"):
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
     consume_message_orderly: bool = False
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
+    retry_queue_nums: Int = 1
+    retry_max_times: Int = 16
     group_retry_policy: GroupRetryPolicy = msgspec.field(default_factory=GroupRetryPolicy)
-    broker_id: int = 0
-    which_broker_when_consume_slowly: int = 1
+    broker_id: Long = 0
+    which_broker_when_consume_slowly: Long = 1
     notify_consumer_ids_changed_enable: bool = True
-    group_sys_flag: int = 0
-    consume_timeout_minute: int = 15
+    group_sys_flag: Int = 0
+    consume_timeout_minute: Int = 15
     subscription_data_set: list[SimpleSubscriptionData] | None = None
     attributes: dict[str, str] = {}

@@ -19,7 +19,15 @@ _Header = TypeVar("_Header", bound=msgspec.Struct)
 
 
 class BadHeader(Exception):
-    """A request whose fields are missing or of the wrong type."""
+    """A request whose fields are missing, of the wrong type or out of range."""
+
+
+class BadBody(BadHeader):
+    """A request whose body is not the JSON that its code asks for.
+
+    It stands here because this module is compiled: of a class that it does not know, compiled code does not believe
+    that it is a BadHeader.
+    """
 
 
 def decode_header(kind: type[_Header], frame: Frame) -> _Header:
