@@ -60,8 +60,8 @@ def test_version(tmp_path: Path) -> None:
         (["up", "--flush", "never"], "'async', 'sync'"),
         (["up", "-c", "absent.conf"], r"cannot read absent\.conf: No such file or directory"),
         (["broker", "-n", "nowhere"], "-n: namesrvAddr='nowhere' is not allowed: expected host:port"),
-        (["broker", "-n", ""], "-n: no name server is given; it takes host:port"),
-        (["broker", "-n", " "], "-n: no name server is given; it takes host:port"),
+        (["broker", "-p", "-n", ""], "-n: no name server is given; it takes host:port"),
+        (["broker", "-p", "-n", " "], "-n: no name server is given; it takes host:port"),
         (["broker", "-n", "::1"], r"-n: '::1' has no port: .* \[::1\]:9876"),
         (["broker", "-n", "a..b:9876"], "-n: 'a..b:9876' has no host that exists"),
         (["broker", "-n", "localhost:9876;localhost:99999"], "-n: 'localhost:99999' has no port that exists"),
@@ -96,7 +96,7 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], pattern: str, tmp_pat
 def test_a_bad_name_server_in_the_environment_is_named(tmp_path: Path) -> None:
     done = skylark("broker", cwd=tmp_path, NAMESRV_ADDR="nowhere")
     assert_one_clear_line(done, "NAMESRV_ADDR: namesrvAddr='nowhere' is not allowed")
-    done = skylark("broker", cwd=tmp_path, NAMESRV_ADDR=" ")
+    done = skylark("broker", "-p", cwd=tmp_path, NAMESRV_ADDR=" ")
     assert_one_clear_line(done, "NAMESRV_ADDR: no name server is given")
 
 
