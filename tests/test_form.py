@@ -19,7 +19,7 @@ def test_what_is_not_loaded_from_a_source_is_compiled() -> None:
 @pytest.mark.parametrize(
     ("environment", "advice"),
     [
-        ({}, "in a checkout `make compiled` makes it; else install it where there is a C compiler: pip install ."),
+        ({}, "where there is a C compiler, `make compiled` in a checkout makes it, and so does pip install ."),
         ({"SKYLARK_COMPILING": "lock"}, "which is being made now"),
         ({"SKYLARK_COMPILING": "", "SKYLARK_PURE": "1"}, "because SKYLARK_PURE is set"),
     ],

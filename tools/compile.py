@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -113,7 +114,11 @@ def alone() -> Iterator[None]:
     """Nobody else compiles here."""
     WORK.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process compiles here already; this one waits for its end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -157,18 +162,27 @@ def beside() -> None:
         if not is_needed():
             return
         with LOG.open("w") as log:
-            own = [sys.executable, __file__, "--locked"]
             descriptor = lock.fileno()
             subprocess.Popen(
-                own, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[descriptor], start_new_session=True
-            )
+                [sys.executable, __file__, f"--watch={descriptor}"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[descriptor], start_new_session=True,
+            )  # fmt: skip
     print(LOCK)
+
+
+def watch(command: list[str], locked: int) -> None:
+    """Runs what compiles, and says how it ended: one that is killed, as when memory runs out, can't say it itself."""
+    status = subprocess.run(command, pass_fds=[locked]).returncode
+    if status:
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        say(f"the compiler {how}" + ("; memory may have run out" if status == -signal.SIGKILL else ""))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compiles the modules that every message goes through.")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--beside", action="store_true", help="in a process of its own; prints the file that is locked")
+    how.add_argument("--watch", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)
     how.add_argument("--locked", action="store_true", help=argparse.SUPPRESS)
     how.add_argument("--remove", action="store_true", help="remove what was compiled")
     options = parser.parse_args()
@@ -176,6 +190,8 @@ def main() -> None:
         remove()
     elif options.beside:
         beside()
+    elif options.watch is not None:
+        watch([sys.executable, __file__, "--locked"], options.watch)
     elif options.locked:
         compile_now()
     else:

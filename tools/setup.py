@@ -119,7 +119,11 @@ def main(arguments: list[str]) -> int:
     ROOT.joinpath(".cache").mkdir(exist_ok=True)
     try:
         with (ROOT / ".cache" / "setup.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another process installs into .venv already; this one waits for its end")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if done.exists() and done.stat().st_mtime_ns > before:
                 return 0  # somebody else did it meanwhile
             install(arguments[0])

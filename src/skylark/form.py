@@ -35,7 +35,7 @@ def complaint(environment: Mapping[str, str] = os.environ) -> str | None:
         return f"{slow}, which is being made now"
     if environment.get("SKYLARK_PURE"):
         return f"{slow}, because SKYLARK_PURE is set"
-    return f"{slow}: in a checkout `make compiled` makes it; else install it where there is a C compiler: pip install ."
+    return f"{slow}: where there is a C compiler, `make compiled` in a checkout makes it, and so does pip install ."
 
 
 def tell_when_compiled(tell: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,21 @@ def test_every_name_server_is_told_and_a_missing_one_costs_nothing(tmp_path: Pat
             pool.close()
             for server in servers:
                 await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_name_server_that_accepts_and_does_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        with socket.create_server((HOST, 0)) as mute:
+            address = f"{HOST}:{mute.getsockname()[1]}"
+            config = BrokerConfig(namesrv_addr=address, register_broker_timeout_mills=10)
+            topics = Topics(tmp_path, config, lambda: 0)
+            registration = Registration(config, topics, "", "", StaticTopics(tmp_path, "broker-a", lambda: 0))
+            await registration.register()
+            registration._pool.close()
+            said = f"name server {address} does not answer, and is tried again: no answer from {address} within 0.01 s"
+            assert caplog.messages == [said]
 
     asyncio.run(run())
 

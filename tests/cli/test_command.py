@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -13,6 +14,7 @@ from cli.commands import (
     ANY_PORTS,
     DEADLINE_S,
     SKYLARK,
+    TIME,
     assert_one_clear_line,
     serving,
     skylark,
@@ -58,6 +60,9 @@ def test_version(tmp_path: Path) -> None:
         (["up", "--flush", "never"], "'async', 'sync'"),
         (["up", "-c", "absent.conf"], r"cannot read absent\.conf: No such file or directory"),
         (["broker", "-n", "nowhere"], "-n: namesrvAddr='nowhere' is not allowed: expected host:port"),
+        (["broker", "-p", "-n", ""], "-n: no name server is given; it takes host:port"),
+        (["broker", "-p", "-n", " "], "-n: no name server is given; it takes host:port"),
+        (["broker", "-n", "::1"], r"-n: '::1' has no port: .* \[::1\]:9876"),
         (["broker", "-n", "a..b:9876"], "-n: 'a..b:9876' has no host that exists"),
         (["broker", "-n", "localhost:9876;localhost:99999"], "-n: 'localhost:99999' has no port that exists"),
         (["filtersrv", "-b", "localhost:99999"], "the broker's address: 'localhost:99999' has no port that exists"),
@@ -69,6 +74,11 @@ def test_version(tmp_path: Path) -> None:
         (["broker", "--store", "bad.conf/store"], r"cannot write to bad\.conf/store.*Not a directory"),
         (["broker", "--store", "bad.conf"], r"cannot write to bad\.conf, the directory of the store: it is a file"),
         (["namesrv", "-c", "below.conf"], r"cannot write to bad\.conf.*key-value"),
+        (["namesrv", "--host", "a..b"], r"the name server cannot start: .*: 'a\.\.b': "),
+        (
+            ["broker", "--host", "127.0.0.1", "--port", "0", "--advertise", "c..d"],
+            r"the broker cannot start: .*: 'c\.\.d': ",
+        ),
         (["fetch-tables", "127.0.0.1:1", "--store", "store"], r"127\.0\.0\.1:1 does not answer"),
         (
             ["up", "--host", "192.0.2.1", *ANY_PORTS],
@@ -86,6 +96,8 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], pattern: str, tmp_pat
 def test_a_bad_name_server_in_the_environment_is_named(tmp_path: Path) -> None:
     done = skylark("broker", cwd=tmp_path, NAMESRV_ADDR="nowhere")
     assert_one_clear_line(done, "NAMESRV_ADDR: namesrvAddr='nowhere' is not allowed")
+    done = skylark("broker", "-p", cwd=tmp_path, NAMESRV_ADDR=" ")
+    assert_one_clear_line(done, "NAMESRV_ADDR: no name server is given")
 
 
 def test_the_effective_settings_are_printed(tmp_path: Path) -> None:
@@ -163,6 +175,15 @@ def test_name_server_and_broker_apart(tmp_path: Path) -> None:
         assert not namesrv.complaints  # no message goes through it
 
 
+def test_a_server_without_file_descriptors_says_so(tmp_path: Path) -> None:
+    with serving("namesrv", "-p", "0", "--host", "127.0.0.1", cwd=tmp_path) as namesrv:
+        _, most = resource.prlimit(namesrv.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(namesrv.process.pid, resource.RLIMIT_NOFILE, (3, most))
+        told = namesrv.until_told("ERROR net.server: clients are turned away: .* may have 3: allow more with ulimit -n")
+        resource.prlimit(namesrv.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        assert namesrv.stop(signal.SIGTERM) == (0, "", told.string)
+
+
 SERVE_BROKER = ["broker", "-c", "broker.conf", "--host", "127.0.0.1"]
 SERVE_NAMESRV = ["namesrv", "-p", "0", "--host", "127.0.0.1"]
 
@@ -173,9 +194,11 @@ def test_servers_keep_their_files_at_home_and_say_so(tmp_path: Path) -> None:
     here.mkdir()
     (here / "broker.conf").write_text("brokerName=broker-a\nlistenPort=0\n")
     for state in ("empty", "in use"):
-        with serving(*SERVE_BROKER, cwd=here, HOME=str(home)) as broker:
+        with serving(*SERVE_BROKER, cwd=here, HOME=str(home), NAMESRV_ADDR="") as broker:
             assert f"Messages in {home / 'store'} ({state} before this start)" in broker.output
-            assert broker.stop(signal.SIGTERM) == (0, "", "")
+            code, out, err = broker.stop(signal.SIGTERM)
+            assert (code, out) == (0, "")
+            assert re.fullmatch(rf"{TIME} WARNING cli\.broker: this broker registers nowhere, .*\n", err), err
     with serving(*SERVE_NAMESRV, cwd=here, HOME=str(home)) as namesrv:
         assert f"Key-value settings in {home / 'namesrv' / 'kvConfig.json'} (not there yet)" in namesrv.output
     assert [path.name for path in here.iterdir()] == ["broker.conf"]

@@ -86,7 +86,7 @@ def test_addresses_that_make_no_sense(run: Run, arguments: list[str], monkeypatc
     monkeypatch.setenv("NAMESRV_ADDR", "xx")
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert "'xx' is not an address of the form host:port" in err
+    assert err.startswith("skylark: Invalid value for NAMESRV_ADDR: 'xx' is not an address of the form host:port (see")
 
 
 def test_every_command_looks_for_a_name_server_on_this_machine() -> None:

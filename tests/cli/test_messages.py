@@ -66,18 +66,21 @@ def test_a_body_of_any_bytes(cluster: LocalCluster, topic: str) -> None:
 
 
 def test_lines_of_stdin_and_of_a_file(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "orders.txt").write_text("x\r\n\ny")
+    (tmp_path / "orders.txt").write_bytes(b"x\r\n\ny")
+    (tmp_path / "one.txt").write_bytes(b"\n\r\nz\n")
     code, out, err = skylark(cluster, "send", topic, given="".join(f"{number}\n" for number in range(500)))
     assert (code, out) == (0, "")
     assert re.fullmatch(r"sent 500 messages in [\d.]+ s, [\d,]+ a second\n", err)
     code, _, err = skylark(cluster, "send", topic, "-f", tmp_path / "orders.txt")
-    assert "sent 2 messages" in err
+    assert err.startswith("sent 2 messages, 1 blank line left out, in ")
+    code, _, err = skylark(cluster, "send", topic, "-f", tmp_path / "one.txt")
+    assert err.startswith("sent 1 message, 2 blank lines left out, in ")
     code, _, _ = skylark(cluster, "send", topic, "-f", tmp_path / "orders.txt", "--whole")
-    arguments = ["consume", topic, "--group", "all", "--from", "first", "--max", "503", "--json"]
+    arguments = ["consume", topic, "--group", "all", "--from", "first", "--max", "504", "--json"]
     code, out, err = skylark(cluster, *arguments)
     assert (code, err) == (0, "")
     bodies = sorted(json.loads(line)["body"] for line in out.splitlines())
-    assert bodies == sorted([*map(str, range(500)), "x", "y", "x\r\n\ny"])
+    assert bodies == sorted([*map(str, range(500)), "x", "y", "z", "x\r\n\ny"])
 
 
 def test_a_group_goes_on_where_it_was(cluster: LocalCluster, topic: str) -> None:

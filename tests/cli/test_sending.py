@@ -58,7 +58,7 @@ def wait_for_messages(namesrv: str, topic: str, count: int = 1) -> None:
             count -= len(consumer.poll(TIMEOUT_S))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_it_while_no_line_comes(cluster: LocalCluster, number: signal.Signals, code: int) -> None:
     topic = f"stopped-{number.name}"
     cluster.run(lambda: cluster.create_topic(topic, 1))

@@ -29,7 +29,7 @@ class FakeServer:
         self.events.append(f"stop {self.name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_servers_in_reverse_order(number: signal.Signals) -> None:
     events: list[str] = []
 
@@ -43,6 +43,18 @@ def test_a_signal_stops_the_servers_in_reverse_order(number: signal.Signals) -> 
 
     run(serve)
     assert events == ["start a", "start b", "asked", "stop b", "stop a"]
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
+    async def serve() -> None:
+        async with Running():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(serve)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_started_is_stopped_when_the_next_one_fails() -> None:

@@ -190,8 +190,11 @@ def test_the_name_servers_of_a_broker_are_kept_in_one_form(tmp_path: Path) -> No
     assert config.namesrv_addr == "a:9876;b:9876"
     broker_config.set_name_servers(config, "c:1,http://d:2", source="-n")
     assert config.namesrv_addr == "c:1;d:2"
-    broker_config.set_name_servers(config, "", source="-n")
-    assert config.namesrv_addr == ""
+    for blank in ("", " "):
+        with pytest.raises(ConfigError, match=r"^-n: no name server is given"):
+            broker_config.set_name_servers(config, blank, source="-n")
+    path.write_text("namesrvAddr= \n")
+    assert broker_config.load(path).namesrv_addr == ""
 
 
 @pytest.mark.parametrize("unusable", ["a..b:1", "a:99999", "nowhere", ";", "a:1;b:"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from skylark.filterserver.child import Order
 from skylark.filterserver.classes import FORGOTTEN_AFTER_MS, MAX_SOURCE_BYTES
 from skylark.filterserver.config import FiltersrvConfig
 from skylark.filterserver.worker import ClassFailed, Worker
+from skylark.net.server import Server, bind
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -92,6 +94,34 @@ async def standing(root: Path, **settings: object) -> AsyncIterator[Standing]:
             yield Standing(broker, f"{HOST}:{port}", clock_ms)
         finally:
             await server.stop()
+
+
+async def noted(address: str) -> None:
+    """Starts and stops a filter server of what is no broker."""
+    server = FilterServer(FiltersrvConfig(connect_which_broker=address))
+    await server.start(HOST, 0)
+    await server.stop()
+
+
+def test_a_server_that_knows_no_filter_servers(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        other = Server({})
+        address = f"{HOST}:{await other.start(bind(HOST, 0))}"
+        await noted(address)
+        await other.stop()
+        assert caplog.messages == [f"broker {address} does not know this filter server: request type 301 not supported"]
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_REQUEST_S", 0.01)
+    with socket.create_server((HOST, 0)) as mute:
+        address = f"{HOST}:{mute.getsockname()[1]}"
+        asyncio.run(noted(address))
+    assert caplog.messages == [
+        f"broker {address} does not know this filter server: no answer from {address} within 0.01 s"
+    ]
 
 
 def bodies(answer: Frame) -> list[bytes]:

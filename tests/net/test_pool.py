@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -83,10 +84,25 @@ def test_an_address_without_a_server_is_named_in_the_error() -> None:
     asyncio.run(run())
 
 
+def test_a_server_that_does_not_answer_is_named_in_the_error() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            pool = Pool()
+            with pytest.raises(TimeoutError, match=f"no answer from {address} within 0.01 s"):
+                await pool.request(address, Frame(1), 0.01)
+            pool.close()
+
+    asyncio.run(run())
+
+
 def test_addresses() -> None:
     assert split_address("localhost:9876") == ("localhost", 9876)
     assert split_address("[::1]:9876") == ("::1", 9876)
     assert split_address("::1:9876") == ("::1", 9876)
+    for wrong in ("::1", "[::1]", "fe80::a:b", "1:2:3:4:5:6:7:8"):
+        with pytest.raises(ValueError, match=rf"has no port: .* \[{wrong.strip('[]')}\]:9876"):
+            split_address(wrong)
     assert split_address("my_host-1.example.:1") == ("my_host-1.example.", 1)
     assert split_address("b\u00fccher.example:65535") == ("b\u00fccher.example", 65535)
     for wrong in ("", "localhost", ":9876", "localhost:", "localhost:x", "localhost:+1", "localhost:\u0661"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -351,6 +353,30 @@ def test_stop_drops_requests_that_do_not_end() -> None:
             peer.close()
 
     asyncio.run(run())
+
+
+def test_missing_descriptors_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving() as (server, _):
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                for _ in range(3):
+                    server._look_for_descriptors()
+                assert len(caplog.records) == 1
+                server._say_again_s -= 60.0
+                server._look_for_descriptors()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    asyncio.run(run())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["clients are turned away"] * 2
+
+
+@pytest.mark.parametrize("host", ["a..b", "b\u00fc..cher"])
+def test_a_host_that_is_unknown_is_named(host: str) -> None:
+    with pytest.raises(socket.gaierror, match=host):
+        bind(host, 0)
 
 
 def test_a_port_in_use_is_an_error() -> None:

@@ -41,6 +41,7 @@ from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.broker.topics import Topics
 from skylark.broker.transactions import Transactions
+from skylark.net.addresses import unknown_host
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
 from skylark.net.server import Server, bind, refused
@@ -340,7 +341,10 @@ def advertised_address(host: str, namesrv_addr: str) -> str:
 
 def resolved(host: str) -> str:
     """The number behind a host, IPv4 if there is one: message ids hold numbers. Raises OSError for an unknown name."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as e:
+        raise unknown_host(host, e) from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0]).partition("%")[0]
 

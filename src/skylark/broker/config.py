@@ -286,7 +286,8 @@ def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
     settled = _HARMLESS_VALUES.keys() | _SERVED_OTHERWISE.keys()
     effective = {key: value for key, value in mapping.items() if key not in settled}
     config = properties.bind(BrokerConfig, effective, source=source, ignored=BROKER_KEYS)
-    set_name_servers(config, effective.get(_NAME_SERVERS, ""), source=source)
+    if config.namesrv_addr:
+        set_name_servers(config, effective[_NAME_SERVERS], source=source)
     if config.broker_role is BrokerRole.SLAVE:
         raise ConfigError(f"{source}: brokerRole='SLAVE' is not supported yet: expected ASYNC_MASTER or SYNC_MASTER")
     if config.broker_id != 0:
@@ -303,10 +304,12 @@ def _refuse(key: str, value: str, source: str, harmless: str) -> NoReturn:
 
 
 def set_name_servers(config: BrokerConfig, text: str, *, source: str) -> None:
-    """Takes the name servers as users write them, and keeps them as `host:port;host:port`. Raises `ConfigError`."""
+    """Takes the name servers as users write them, and keeps them as `host:port;host:port`.
+
+    Raises `ConfigError`, also if there are none: a variable that is not set must not make a broker that nobody finds.
+    """
     properties.update(config, {_NAME_SERVERS: text}, allowed={_NAME_SERVERS}, source=source)
-    if config.namesrv_addr:
-        try:
-            config.namesrv_addr = ";".join(parse_name_servers(config.namesrv_addr))
-        except ValueError as error:
-            raise ConfigError(f"{properties.place(source, text)}: {error}") from None
+    try:
+        config.namesrv_addr = ";".join(parse_name_servers(config.namesrv_addr))
+    except ValueError as error:
+        raise ConfigError(f"{properties.place(source, text)}: {error}") from None

@@ -219,7 +219,8 @@ class Registration:
                 if response.body:  # the ordered topics, if the name server is set to tell
                     self._topics.mark_ordered(decode_body(KVTable, response.body).table)
         except (OSError, TimeoutError, BadBody) as e:
-            self._note(server, f"name server {server} can't be reached, and is tried again", f": {e}")
+            trouble = "does not answer" if isinstance(e, TimeoutError) else "can't be reached"
+            self._note(server, f"name server {server} {trouble}, and is tried again", f": {e}")
             return
         if self._trouble.pop(server, None):
             log.warning("name server %s knows this broker again", server)

@@ -4,14 +4,18 @@ from typing import Annotated
 
 import typer
 
+_VARIABLE = "NAMESRV_ADDR"
 
-def _checked(text: str | None) -> str | None:
+
+def _checked(context: typer.Context, parameter: typer.CallbackParam, text: str | None) -> str | None:
     from skylark.client.addresses import parse_name_servers
 
     try:
         return text if text is None else ";".join(parse_name_servers(text))
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        source = context.get_parameter_source(parameter.name or "")
+        is_inherited = source is not None and source.name == "ENVIRONMENT"
+        raise typer.BadParameter(str(error), param_hint=_VARIABLE if is_inherited else None) from None
 
 
 NameServers = Annotated[
@@ -19,10 +23,10 @@ NameServers = Annotated[
     typer.Option(
         "-n",
         "--namesrv",
-        envvar="NAMESRV_ADDR",
+        envvar=_VARIABLE,
         show_envvar=False,
         metavar="HOST:PORT[;HOST:PORT]",
-        help="Name servers; else NAMESRV_ADDR is used.",
+        help=f"Name servers; else {_VARIABLE} is used.",
         callback=_checked,
     ),
 ]

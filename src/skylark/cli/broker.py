@@ -1,5 +1,6 @@
 """`skylark broker`: a broker by itself, for one or more name servers."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,8 @@ from skylark.cli.serving import (
 
 if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
+
+log = logging.getLogger(__name__)
 
 _FORMER_STORE = Path("data")
 
@@ -91,9 +94,10 @@ def _effective_config(config: Path | None, namesrv: str | None, store: Path | No
 
     mapping = properties.read(config) if config else {}
     effective = from_mapping(mapping, source=str(config or "defaults"))
-    given, origin = (namesrv, "-n") if namesrv is not None else (os.environ.get("NAMESRV_ADDR"), "NAMESRV_ADDR")
-    if given is not None and (namesrv is not None or not effective.namesrv_addr):
-        set_name_servers(effective, given, source=origin)
+    if namesrv is not None:
+        set_name_servers(effective, namesrv, source="-n")
+    elif not effective.namesrv_addr and (inherited := os.environ.get("NAMESRV_ADDR")):
+        set_name_servers(effective, inherited, source="NAMESRV_ADDR")
     if store is not None:
         effective.store_path_root_dir = str(store)
     elif "storePathRootDir" not in mapping:
@@ -120,6 +124,8 @@ async def _serve(config: "BrokerConfig", file: Path | None) -> None:
             f"registers with {config.namesrv_addr}" if config.namesrv_addr else "registers nowhere: no -n given"
         )
         warn_if_slow()
+        if not config.namesrv_addr:
+            log.warning("this broker registers nowhere, so that no client finds it: give -n, or set namesrvAddr")
         with announcing():
             print(f"Broker {config.broker_name} in {config.broker_cluster_name} on {where}, {registered}")
             print(f"Messages in {kept}")

@@ -11,7 +11,6 @@ import enum
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -26,7 +25,7 @@ from skylark.cli.addresses import NameServers
 from skylark.cli.output import check_stdout, when_nobody_reads
 from skylark.cli.progress import progress
 from skylark.cli.sending import read_whole, send_lines
-from skylark.cli.serving import Failure, log_to_stderr, run
+from skylark.cli.serving import Failure, log_to_stderr, on_signal_to_end, run
 
 if TYPE_CHECKING:
     from skylark.client.lite_pull_consumer import LitePullConsumer
@@ -93,6 +92,8 @@ def send(
     """Send messages: BODY, the lines of a file, or the lines of stdin.
 
     Ends when all are acknowledged, or with the first that fails. The topic is created if the broker allows that.
+    Lines end with LF or CRLF, which is no part of the message; blank lines are left out and counted, as a message
+    has a body. With --whole nothing is left out.
 
     [bold]Examples[/bold]
 
@@ -306,21 +307,20 @@ async def _print_messages(
 
 
 async def _until_stopped(consumer: "LitePullConsumer", idle_s: float | None) -> AsyncIterator["Message"]:
-    """Messages until Ctrl-C or SIGTERM, until nobody reads what is printed, or until none came for a while."""
+    """Messages until a signal asks for the end, until nobody reads what is printed, or until none came for a while."""
     from skylark.client.errors import ClientClosed
 
     loop = asyncio.get_running_loop()
     closing: list[asyncio.Task[None]] = []
 
-    def close() -> None:
+    def close(_: int = 0) -> None:
         closing.append(loop.create_task(consumer.close()))
 
     def close_from_thread() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
             loop.call_soon_threadsafe(close)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, close)
+    on_signal_to_end(close)
     when_nobody_reads(close_from_thread)
     while True:
         try:

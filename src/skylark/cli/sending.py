@@ -1,14 +1,14 @@
 """`skylark send` with many messages: the lines of a file or of stdin.
 
 Reading, sending and waiting for answers go on side by side, so the first failure and a signal end it also while no line
-comes. The producer bounds what is on its way. At the end one line tells how many messages are stored.
+comes. The producer bounds what is on its way. At the end one line tells how many messages are stored, and how many
+lines were left out because they are blank: a message has a body.
 """
 
 import asyncio
 import contextlib
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from skylark.cli.progress import progress
-from skylark.cli.serving import Failure
+from skylark.cli.serving import Failure, on_signal_to_end
 
 if TYPE_CHECKING:
     from skylark.client.message import Receipt
@@ -64,9 +64,9 @@ async def send_lines(
     if not pump.cancelled() and (error := pump.exception()) is not None:
         raise Failure(f"{error}; {tally}") if isinstance(error, Failure) else error
     took_s = time.monotonic() - begin
-    typer.echo(
-        f"sent {tally.stored} messages in {took_s:.1f} s, {tally.stored / max(took_s, 1e-9):,.0f} a second", err=True
-    )
+    left_out = f", {_counted(tally.blank, 'blank line')} left out," if tally.blank else ""
+    rate = f"{tally.stored / max(took_s, 1e-9):,.0f} a second"
+    typer.echo(f"sent {_counted(tally.stored, 'message')}{left_out} in {took_s:.1f} s, {rate}", err=True)
 
 
 async def _pump(
@@ -78,6 +78,9 @@ async def _pump(
 ) -> None:
     while (portion := await _aside(lambda: next(lines, None))) is not None:
         for number, line in portion:
+            if not line:  # a message has a body
+                tally.blank += 1
+                continue
             try:
                 tally.watch(await producer.send_soon(topic, line, **labels))
             except ValueError as error:
@@ -90,6 +93,7 @@ class _Tally:
 
     def __init__(self, advance: Callable[[int], None]) -> None:
         self.stored = 0
+        self.blank = 0
         self._advance = advance
         self._refused = 0
         self._unknown = 0
@@ -132,13 +136,11 @@ class _Tally:
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM."""
+    """The first signal that asks for the end."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.received: asyncio.Future[int] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._receive, number)
+        self.received: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        on_signal_to_end(self._receive)
 
     def _receive(self, number: int) -> None:
         if not self.received.done():
@@ -146,19 +148,18 @@ class _Signals:
 
 
 def _lines(file: Path | None, max_bytes: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Lines that are not empty, with their numbers and without their ends, in the portions that they come in."""
+    """Lines with their numbers and without their ends, LF or CRLF, in the portions that they come in."""
     with _reading(file) as descriptor:
         rest = b""
         number = 0
-        is_open = True
-        while is_open:
-            data = _read(descriptor)
-            is_open = bool(data)
-            *lines, rest = (rest + data + (b"" if is_open else b"\n")).split(b"\n")
-            yield [(number + index, text) for index, line in enumerate(lines, 1) if (text := line.rstrip(b"\r"))]
+        while data := _read(descriptor):
+            *lines, rest = (rest + data).split(b"\n")
+            yield [(number + index, line.rstrip(b"\r")) for index, line in enumerate(lines, 1)]
             number += len(lines)
             if len(rest) > max_bytes:
                 raise Failure(f"line {number + 1} has more than {max_bytes:,} bytes, the most that a message may have")
+        if rest:
+            yield [(number + 1, rest.rstrip(b"\r"))]
 
 
 @contextlib.contextmanager
@@ -183,6 +184,10 @@ def _read(descriptor: int) -> bytes:
             return os.read(descriptor, _READ_BYTES)
         except BlockingIOError:  # whoever else has the other end may have set it so
             select.select([descriptor], [], [])
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _name(file: Path | None) -> str:

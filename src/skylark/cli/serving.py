@@ -48,9 +48,7 @@ class Running:
         self._told_of_stop: list[Callable[[], None]] = []
 
     async def __aenter__(self) -> "Running":
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+        on_signal_to_end(lambda _: self.stop())
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -79,6 +77,14 @@ class Running:
 
     async def until_told_to_stop(self) -> None:
         await self._stop_asked.wait()
+
+
+def on_signal_to_end(act: Callable[[int], None]) -> None:
+    """Calls `act` with the number of every SIGINT, SIGTERM and SIGHUP; under nohup the last one stays ignored."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, act, number)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -178,7 +184,7 @@ def address(host: str, port: int) -> str:
 def _explain(error: OSError, what: str, host: str, port: int, port_option: str) -> str:
     where = address(host, port)
     if isinstance(error, socket.gaierror):
-        return f"the {what} cannot start: the address to listen on or to advertise is unknown: {error.strerror}"
+        return f"the {what} cannot start: it finds no address to listen on or to advertise: {error.strerror}"
     if error.errno == errno.EADDRINUSE:
         return f"the {what} cannot listen on {where}: the port is in use; stop what uses it or choose {port_option}"
     if error.errno in (errno.EACCES, errno.EPERM) and error.filename is None:

@@ -93,7 +93,7 @@ class FilterServer:
             self._broker_name = answer.fields.get("brokerName", "")
             self._note("")
         else:
-            self._note(f"{answer.code} {answer.remark}")
+            self._note((answer.remark or f"it answers with code {answer.code}").strip())
 
     def _note(self, failure: str) -> None:
         if failure and self._is_registered:

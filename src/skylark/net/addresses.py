@@ -1,8 +1,9 @@
-"""The addresses of name servers, as users write them. This is the one place that reads them."""
+"""The addresses of servers, as users write them. This is the one place that reads those of name servers."""
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,6 +23,12 @@ def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
     if not addresses:
         raise ValueError("no name server is given; it takes host:port, or several joined by ';'")
     return addresses
+
+
+def unknown_host(host: str, error: Exception) -> socket.gaierror:
+    """The error that also says which host it is that is unknown; Python has others for what can't be a name at all."""
+    reason = error.strerror if isinstance(error, socket.gaierror) else "this is no name of a host"
+    return socket.gaierror(socket.EAI_NONAME, f"{host!r}: {reason}")
 
 
 def _bare(item: str) -> str:

@@ -17,7 +17,10 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` in its two parts; an IPv6 host stands in brackets. Raises ValueError for what no server can have."""
     host, _, port = address.rpartition(":")
-    if not host or not _PORT.fullmatch(port):
+    has_port = _PORT.fullmatch(port) is not None
+    if _is_ipv6(bare := address.removeprefix("[").removesuffix("]")) and not (has_port and _is_ipv6(host)):
+        raise ValueError(f"{address!r} has no port: an IPv6 address and its port are written like [{bare}]:9876")
+    if not host or not has_port:
         raise ValueError(f"{address!r} is not an address of the form host:port")
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"{address!r} has no port that exists: they go from 1 to 65535")
@@ -33,6 +36,14 @@ def split_address(address: str) -> tuple[str, int]:
     except ValueError:
         raise ValueError(f"{address!r} has no host that exists: {host!r} is neither a name nor an IP address") from None
     return host, int(port)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Pool:
@@ -60,8 +71,12 @@ class Pool:
         return await asyncio.shield(dial)
 
     async def request(self, address: str, request: Frame, timeout_s: float = 3.0) -> Frame:
+        """The response. Raises OSError or TimeoutError, with the address in the text."""
         connection = await self.get(address)
-        return await connection.request(request, timeout_s)
+        try:
+            return await connection.request(request, timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"no answer from {address} within {timeout_s:g} s") from None
 
     async def notify(self, address: str, request: Frame) -> None:
         (await self.get(address)).notify(request)

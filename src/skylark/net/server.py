@@ -7,15 +7,23 @@ sends a heartbeat every 30 s.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import resource
 import socket
 from collections.abc import Callable, Iterable
+from typing import Final
 
+from skylark.net.addresses import unknown_host
 from skylark.net.connection import Connection, Handler, Handlers
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
+
+LOOK_FOR_DESCRIPTORS_S: Final = 1.0
+_SAY_AGAIN_S: Final = 60.0
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -25,6 +33,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+    except (socket.gaierror, TypeError) as e:  # the other one for a name that can't be encoded
+        bound.close()
+        raise unknown_host(host, e) from None
     except OSError:
         bound.close()
         raise
@@ -57,6 +68,8 @@ class Server:
         self._idle_s = idle_s
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._prober: asyncio.TimerHandle | None = None
+        self._say_again_s = 0.0
         self.connections: set[Connection] = set()
 
     async def start(self, bound: socket.socket) -> int:
@@ -66,6 +79,7 @@ class Server:
             lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=1024
         )
         self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        self._look_for_descriptors()
         port: int = bound.getsockname()[1]
         return port
 
@@ -73,8 +87,9 @@ class Server:
         """Accepts no more, lets requests in hand finish for a while, then closes every connection."""
         if self._server is None:
             return
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in (self._sweeper, self._prober):
+            if timer is not None:
+                timer.cancel()
         self._server.close()
         try:
             async with asyncio.timeout(grace_s):
@@ -108,3 +123,21 @@ class Server:
                 log.info("closing %r: silent for %.0f s", connection, self._idle_s)
                 connection.close()
         self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+
+    def _look_for_descriptors(self) -> None:
+        """Says so when none is left: clients are turned away then, of which the event loop says nothing, or too much.
+
+        No connection tells of it, so one descriptor is asked for and given back every second.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE) and loop.time() >= self._say_again_s:
+                self._say_again_s = loop.time() + _SAY_AGAIN_S
+                log.error(
+                    "clients are turned away: no file descriptor is left (%s), %d of them are connections, "
+                    "and this process may have %d: allow more with ulimit -n, or LimitNOFILE of systemd",
+                    e.strerror, len(self.connections), resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                )  # fmt: skip
+        self._prober = loop.call_later(LOOK_FOR_DESCRIPTORS_S, self._look_for_descriptors)

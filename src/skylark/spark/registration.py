@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -32,12 +34,26 @@ _MOST_GROUPS: Final = 1024
 
 def register(spark: SparkSession) -> None:
     """Registers the formats with the session. May be called again."""
+    _use_this_python(spark)
     for source in (RocketMQ, RocketMQCommitLog):
         spark.dataSource.register(source)
     if not getattr(spark, "_skylark_listener", None):
         listener = GroupProgress()
         spark.streams.addListener(listener)
         spark._skylark_listener = listener  # type: ignore[attr-defined]
+
+
+def _use_this_python(spark: SparkSession) -> None:
+    """Has the workers of a local Spark run the driver's Python, unless another was chosen.
+
+    Spark takes the first python3 of the PATH, which is not that of a virtual environment and has no Skylark.
+    """
+    context = getattr(spark, "sparkContext", None)  # a session of Spark Connect has none
+    if context is None:
+        return
+    is_chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().contains("spark.pyspark.python")
+    if not is_chosen and (context.master or "").startswith("local"):
+        context.pythonExec = sys.executable
 
 
 class GroupProgress(StreamingQueryListener):
