@@ -7,6 +7,7 @@ rolled on their way, by one server or the other.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from drivers import Client, Driver, DriverError, Session
-from servers import SERVERS, Server, wait_on_the_wheel
+from servers import GET_MAX_OFFSET, POLL_S, REQUEST_DEADLINE_S, SERVERS, Server, request, wait_on_the_wheel
 
 TOPIC = "Exchanged"
 # Seconds: less than those that are rolled have to wait, and more than those that are recalled, also when their time is
@@ -22,6 +23,7 @@ TOPIC = "Exchanged"
 WINDOW = "8"
 SETTINGS = {"recallMessageEnable": "true", "timerRollWindowSlot": WINDOW, "timerFlushIntervalMs": "1000"}
 MARGIN_MS = 500
+MARKED_OFFSETS = struct.Struct(">qq")  # of the broker, and of its master
 Start = Callable[..., Server]
 
 
@@ -45,6 +47,16 @@ def start(tmp_path: Path, java_parts: None) -> Iterator[Start]:
         server.kill()
 
 
+def wait_marked(server: Server) -> None:
+    """Until the mark on disk says that the queue of timers is read to its end."""
+    asked = {"topic": "rmq_sys_wheel_timer", "queueId": "0"}
+    end = int(request(server.broker_addr, GET_MAX_OFFSET, asked)[0]["extFields"]["offset"])
+    deadline = time.monotonic() + REQUEST_DEADLINE_S
+    while min(MARKED_OFFSETS.unpack_from((server.store / "config" / "timercheck").read_bytes(), 16)) < end:
+        assert time.monotonic() < deadline, "timers are not marked"
+        time.sleep(POLL_S)
+
+
 class Timers:
     """What was put: bodies and when they are due, and those that were recalled, in time or perhaps not."""
 
@@ -58,16 +70,20 @@ class Timers:
         """Timers that are due while this server runs or the store moves, due later, and some that are recalled."""
         session = Session(self._driver, server.namesrv_addr)
         sender = session.timers("timers")
-        for body, delay_ms in ((f"{name}-soon", 1500), (f"{name}-late", 9_000), (f"{name}-later", 16_000)):
-            self.due_ms[body] = now_ms() + delay_ms
-            sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
         self._recall(sender, server, name, 2_500, 5_000)
         while not any(body.startswith(name) for body in self.recalled):  # the machine is that slow
             self._recall(sender, server, name, 5_500)
+        for body, delay_ms in ((f"{name}-soon", 1500), (f"{name}-late", 9_000), (f"{name}-later", 16_000)):
+            self.due_ms[body] = now_ms() + delay_ms
+            sender.call("timers.send", topic=TOPIC, body=body, delayMs=delay_ms)
         session.close()
 
     def _recall(self, sender: Client, server: Server, name: str, *delays_ms: int) -> None:
-        """Well within the window: Apache's broker forgets a recall when it rolls its timer late."""
+        """Well within the window: Apache's broker forgets a recall when it rolls its timer late.
+
+        Marked on disk, for it forgets one as well when it reads the queue of timers again from before it, once the
+        timer is due: it does so from the last mark that a killed broker left.
+        """
         due_ms = {}
         for delay_ms in delays_ms:
             body = f"{name}-recalled-{len(self.recalled | self.doubtful | due_ms.keys())}"
@@ -76,6 +92,7 @@ class Timers:
             with suppress(DriverError):  # it is due already
                 sender.call("timers.recall", topic=TOPIC, handle=sent["handle"])
         wait_on_the_wheel(server.broker_addr)
+        wait_marked(server)
         for body, due in due_ms.items():
             (self.recalled if now_ms() + MARGIN_MS < due else self.doubtful).add(body)
 
