@@ -49,6 +49,24 @@ def test_queue_files_have_the_size_that_apaches_have(tmp_path: Path) -> None:
     assert queue.stat().st_size == 60
 
 
+def test_topics_that_a_lost_table_leaves_behind_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def send() -> None:
+        async with live_broker(tmp_path) as live:
+            await live.send("forgotten", b"x")
+
+    async def start() -> None:
+        async with live_broker(tmp_path):
+            pass
+
+    asyncio.run(send())
+    asyncio.run(start())
+    assert "forgotten" not in caplog.text
+    for path in (tmp_path / "config").glob("topics.json*"):
+        path.unlink()
+    asyncio.run(start())
+    assert "forgotten: messages of topics that topics.json does not have" in caplog.text
+
+
 def test_tables_are_fetched_from_a_broker_that_runs(tmp_path: Path) -> None:
     async def run() -> list[str]:
         async with live_broker(tmp_path / "a") as live:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skylark.store import index as index_module
+from skylark.store.api import StoreError
 from skylark.store.index import ENTRY, HEADER, SLOT, BadIndexFile, IndexService, key_hash
 from skylark.wire.records import BatchPart, decode_properties
 
@@ -225,8 +226,9 @@ def test_wrong_size_names_the_file(tmp_path: Path) -> None:
     put_numbered(service, range(5))
     service.close()
     (path,) = tmp_path.iterdir()
-    with pytest.raises(BadIndexFile, match=path.name):
+    with pytest.raises(BadIndexFile, match=path.name) as caught:
         IndexService(tmp_path, 10, 51)
+    assert isinstance(caught.value, StoreError), "a broker tells of it in one line"
 
 
 def test_what_is_no_index_file_is_left_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from skylark.broker.filterdata import FilterTable
 from skylark.broker.filterservers import FilterServers
 from skylark.broker.groups import Groups
 from skylark.broker.halves import Halves
+from skylark.broker.internal import is_internal
 from skylark.broker.locks import Locks
 from skylark.broker.logical_queues import LogicalQueues
 from skylark.broker.neighbours import Neighbours
@@ -57,6 +58,7 @@ _DELIVERY_INTERVAL_S: Final = 0.1
 _LEAST_PAUSE_S: Final = 0.01
 _HOUSEKEEPING_INTERVAL_S: Final = 10.0
 _QUEUE_ENTRY_BYTES: Final = 20
+_NAMES_SHOWN: Final = 10
 _ANY_ADDRESS: Final = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -139,6 +141,7 @@ class Broker:
         self._store = Store.open(_store_config(config, broker_host))
         if not self._store.was_clean:
             self._offsets.keep_within(self._store.max_offset)
+        self._tell_of_lost_topics()
         self._arrivals = Arrivals(self._record_of)
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -164,6 +167,18 @@ class Broker:
             closed=self._closed,
             idle_s=config.server_channel_max_idle_time_seconds,
         )
+
+    def _tell_of_lost_topics(self) -> None:
+        """A table of topics that was lost, or an older one in its place, leaves queues that nobody can reach."""
+        names = {name for name, queue_id in self._store.queues() if self._store.max_offset(name, queue_id)}
+        lost = sorted(name for name in names if name not in self._topics and not is_internal(name))
+        if lost:
+            more = f" and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
+            log.warning(
+                "%s%s: messages of topics that topics.json does not have; they are there again when it is restored or "
+                "the topics are made anew",
+                ", ".join(lost[:_NAMES_SHOWN]), more,
+            )  # fmt: skip
 
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put

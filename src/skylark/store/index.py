@@ -41,6 +41,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
+from skylark.store.api import StoreError
 from skylark.store.segments import sync_directory
 from skylark.wire.message import KEY_SEPARATOR
 from skylark.wire.records import BatchPart, java_hash, java_hash_of
@@ -63,7 +64,7 @@ _MAX_SECONDS: Final = 0x7FFF_FFFF
 _MAX_CHAIN_STEPS = 500_000
 
 
-class BadIndexFile(Exception):
+class BadIndexFile(StoreError):
     """An index file does not have the size that the configured numbers of slots and entries give."""
 
 

@@ -43,7 +43,11 @@ def list_bases(directory: Path, size_bytes: int) -> list[int]:
             log.warning("%s is empty and is removed: its creation was interrupted", directory / name)
             (directory / name).unlink()
         elif size != size_bytes:
-            raise StoreError(f"{directory / name} has {size} bytes, the configuration says {size_bytes}")
+            raise StoreError(
+                f"{directory / name} has {size} bytes, the configuration says {size_bytes}: set the mappedFileSize of "
+                "these files to the size that they have, or, if this one alone was cut short, put a whole copy in its "
+                "place; one of a queue may be moved away instead, and is made again from the log"
+            )
         else:
             bases.append(int(name))
     return bases
