@@ -141,7 +141,9 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
 
 
 def _delay_level(properties: dict[str, str]) -> int:
-    text = properties.get(PROPERTY_DELAY_LEVEL, "0")
+    text = properties.get(PROPERTY_DELAY_LEVEL)
+    if text is None:
+        return 0
     level = java_int(text)
     if level is None:
         raise RequestFailed(

@@ -198,8 +198,14 @@ class Topics:
 
         It grows with what its group is allowed, so that whoever sends there may choose among all of them.
         """
-        queue_nums = max(0, min(queue_nums, MAX_QUEUES))
         topic = self._topics.get(name)
+        if (
+            topic is not None
+            and topic.read_queue_nums >= queue_nums <= topic.write_queue_nums
+            and (order is None or topic.order == order)
+        ):
+            return topic  # as with every heartbeat but the first
+        queue_nums = max(0, min(queue_nums, MAX_QUEUES))
         if topic is None:
             topic = TopicConfig(
                 topic_name=name,

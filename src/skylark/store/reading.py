@@ -198,32 +198,35 @@ class _Found:
     ) -> int:
         """Goes through the entries at an offset, as far as there is room for more messages; how many those were."""
         limits = self._limits
+        records = self.records
         bits: i64 = _bits(wants) if wants is not None else 0
         at: i64 = 0
         end: i64 = len(entries)
+        next_offset: i64 = offset
         while at < end:
             log_offset = read_i64_be(entries, at)
             size = i64(read_i32_be(entries, at + 8))
-            if self.records and not limits.allow(len(self.records), self.size_bytes + size, log_offset):
+            if records and not limits.allow(len(records), self.size_bytes + size, log_offset):
                 self.is_full = True
                 break
             code = read_i64_be(entries, at + 12)
             at += ENTRY_BYTES
+            next_offset += 1
             self.log_offset = log_offset
             if 0 <= log_offset < self._skip_before:
                 continue
             # The bit spares most entries the lookup, which takes longer than all the rest.
             if wants is None or (bits >> (code & 31) & 1 and int(code) in wants):
-                record = self._record(log_offset, size, offset + at // ENTRY_BYTES - 1)
+                record = self._record(log_offset, size, next_offset - 1)
                 if record is None:
                     continue
                 if accepts is None or accepts(record):
-                    self.records.append(record)
+                    records.append(record)
                     self.size_bytes += size
                     self._skip_before = 0
                     continue
             self.is_removing = False
-        return int(at // ENTRY_BYTES)
+        return int(next_offset) - offset
 
     def _record(self, log_offset: i64, size: i64, offset: i64) -> bytes | None:
         """The record that the entry at an offset leads to, if it is there."""

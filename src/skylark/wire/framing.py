@@ -24,6 +24,7 @@ from mypy_extensions import i16, i32, i64
 
 from skylark.wire.frame import LANGUAGES, MAX_FRAME_BYTES, RESPONSE_FLAG, BadFrame, Encoding, Frame
 from skylark.wire.json_header import JsonHeader, JsonReply
+from skylark.wire.numbers import INT_MAX, INT_MIN
 
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 _OTHER: Final = LANGUAGES.index("OTHER")
@@ -116,6 +117,13 @@ def _decode_json_header(header: bytes, body: bytes) -> Frame:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise BadFrame(f"bad JSON header: {e}") from None
     code, given, flag, language, opaque, remark, version = cast(_Members, astuple(h))
+    if not (
+        INT_MIN <= code <= INT_MAX
+        and INT_MIN <= flag <= INT_MAX
+        and INT_MIN <= opaque <= INT_MAX
+        and INT_MIN <= version <= INT_MAX
+    ):
+        raise BadFrame("bad JSON header: code, flag, opaque or version is no int of Java's")
     fields = given if isinstance(given, msgspec.Raw) else None
     return _checked(Frame(code, None, body, opaque, flag, remark, language, version, _JSON_ENCODING, fields))
 

@@ -90,7 +90,7 @@ class BadHandle(ValueError):
     """A receipt handle, or a list of offsets, that no broker gave out."""
 
 
-class ReceiptHandle(msgspec.Struct, frozen=True):
+class ReceiptHandle(msgspec.Struct, frozen=True, array_like=True):
     """What acknowledges one popped message, or extends its time: `encode` it, `parse` it."""
 
     start_offset: Long
@@ -125,7 +125,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         if len(parts) < 7:
             raise BadHandle(f"a receipt handle has at least 7 parts, this one has {len(parts)}: {text[:200]!r}")
         try:
-            handle = msgspec.convert(dict(zip(cls.__struct_fields__, parts, strict=False)), cls, strict=False)
+            handle = msgspec.convert(parts, cls, strict=False)
         except msgspec.ValidationError as e:
             raise BadHandle(f"a receipt handle with something else than numbers in it ({e}): {text[:200]!r}") from None
         if parts[4] not in ("0", "1", "2"):
