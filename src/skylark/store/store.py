@@ -431,6 +431,10 @@ class Store:
             log.error("%s is deleted, but may come back if the next start reads the log again: %s", topic, error)
         return self._queues.delete_topic(topic)
 
+    def deleted_offset(self, topic: str) -> int:
+        """Where the log ended when the topic was deleted last; 0 if it was not, or the log holds nothing of it."""
+        return self._deleted.offset(topic)
+
     def disk_ratio(self) -> float:
         """The used part of the disk, 0 to 1."""
         return self._retention.disk_ratio()
