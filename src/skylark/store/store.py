@@ -468,8 +468,9 @@ class Store:
         fenced = self._refusal is not None
         self._refusal = _CLOSED
         self._flusher.stop()
-        self._checkpoint.counted_log_end = self._log.end_offset
-        self._checkpoint.queue_count, self._checkpoint.queue_entries = self._queues.count()
+        checkpoint = self._checkpoint
+        checkpoint.counted_log_end = self._log.end_offset
+        checkpoint.queue_count, checkpoint.queue_entries, checkpoint.stored_entries = self._queues.count()
         fenced = not self._flusher.flush_derived(with_index=True) or fenced
         if self._index is not None:
             try:
