@@ -15,8 +15,9 @@ from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.popping import Popping
 from skylark.broker.put import Put
+from skylark.broker.static_topics import StaticTopics
 from skylark.broker.stats import Stats
-from skylark.broker.topics import Topics
+from skylark.broker.topics import Topics, handlers
 from skylark.net.connection import Connection, RequestFailed
 from skylark.store import Appended, Store, StoreConfig
 from skylark.wire import pop
@@ -84,6 +85,8 @@ class PopBroker:
         self.topics = Topics(tables, self.config, self.clock)
         self.groups = Groups(tables, self.config, self.clock)
         self.offsets = Offsets(tables)
+        if not self.store.was_clean:
+            self.offsets.keep_within(self.store.max_offset)
         stats = Stats(self.config.broker_cluster_name, START_MS, self.topics.is_system)
         self.put = ParkingPut(self.store, self.config, stats)
         self.put.parked = parked or []
@@ -113,6 +116,22 @@ class PopBroker:
         self.groups.save()
         shutil.copytree(self.root, root)
         return PopBroker(root, self.now_ms, list(self.put.parked), **self.settings)
+
+    def make_topic_anew(self) -> None:
+        """Deletes the topic as an operator does, and creates it again."""
+
+        def forget(name: str) -> None:
+            self.store.delete_topic(name)
+            self.popping.forget_topic(name)
+
+        async def published() -> None:
+            pass
+
+        static_topics = StaticTopics(self.root / "config", self.config.broker_name, self.clock)
+        serve = handlers(self.topics, self.offsets, forget, published, static_topics)
+        request = Frame(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
+        serve[request.code](request, cast(Connection, _Peer()))
+        self.topics.put(TopicConfig(TOPIC, read_queue_nums=1, write_queue_nums=1))
 
     def save(self) -> None:
         self.store.flush()

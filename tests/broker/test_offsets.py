@@ -69,7 +69,7 @@ class OffsetMachine(RuleBasedStateMachine):
 
     @rule(topic=TOPICS)
     def remove_topic(self, topic: str) -> None:
-        self.offsets.remove_topic(topic)
+        self.offsets.remove_topics([topic])
         self.committed = {key: value for key, value in self.committed.items() if key[1] != topic}
         self.resets = {key: value for key, value in self.resets.items() if key[1] != topic}
 

@@ -144,4 +144,4 @@ def test_the_table_knows_the_queues_of_a_directory(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
     with pytest.raises(StoreError):
         again.create("../a", 0)
-    assert table.count() == (3, 3)
+    assert table.count() == (3, 3, 3)

@@ -14,6 +14,7 @@ import pytest
 from skylark.store import Store, StoreError, dispatch
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.logscan import LogScan
+from skylark.wire.message import QUEUE_OFFSET_POSITION
 from skylark.wire.records import decode_record, encode_record
 from store.small_store import (
     START_MS,
@@ -575,3 +576,126 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             assert [message.body for message in messages] == [b"%d-%d" % (queue_id, n) for n in range(len(messages))]
     finally:
         store.close()
+
+
+def readable(store: Store) -> list[bytes]:
+    """What a consumer gets that steps over what is damaged."""
+    found: list[bytes] = []
+    offset = 0
+    while offset < store.max_offset("topic", 0):
+        result = store.read("topic", 0, offset, 32)
+        found += [decode_record(record).body.rstrip(b".") for record in result.records]
+        offset = result.next_offset
+    return found
+
+
+def copy_of_queue(root: Path, path: Path, topic: str = "topic") -> Path:
+    return Path(shutil.copytree(root / "consumequeue" / topic, path))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("position", [0, 16, 19])
+def test_one_record_that_says_to_be_the_first_costs_no_other(tmp_path: Path, clean: bool, position: int) -> None:
+    """A queue offset is under no checksum: what looks like a topic that was made again may be a flipped bit."""
+    with small_store(tmp_path / "a", segment_bytes=1 << 16) as store:
+        fill(store, 16)
+        store.flush()
+        fill(store, 4)
+        entry = store.entry("topic", 0, position)
+        root = crash(store, tmp_path / "b")
+    root = tmp_path / "a" if clean else root
+    assert entry is not None
+    with (root / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(entry.log_offset + QUEUE_OFFSET_POSITION)
+        file.write(bytes(8))
+    for _ in range(2):
+        with small_store(root, segment_bytes=1 << 16) as store:
+            expected = expected_bodies(20)
+            if position:
+                del expected[position]
+            assert readable(store) == expected
+        shutil.rmtree(root / "consumequeue")
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_topic_made_again_without_a_note_of_its_deletion(tmp_path: Path, count: int) -> None:
+    """As Apache's broker leaves it: the offsets begin anew, and go on."""
+    with small_store(tmp_path) as store:
+        fill(store, 20)
+        store.delete_topic("topic")
+        fill(store, count)
+    (tmp_path / "deletedTopics").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    with small_store(tmp_path) as store:
+        assert bodies(store) == expected_bodies(count)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_one_queue_of_a_deleted_topic_that_comes_back_takes_no_other_along(tmp_path: Path, clean: bool) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 5)
+        store.flush()
+        old = copy_of_queue(tmp_path / "a", tmp_path / "old")
+        store.delete_topic("topic")
+        fill(store, 7, queue_id=1)
+        fill(store, 1, "other")
+        store.flush()
+        root = crash(store, tmp_path / "b")
+    root = tmp_path / "a" if clean else root
+    shutil.copytree(old / "0", root / "consumequeue" / "topic" / "0")
+    with small_store(root) as store:
+        assert bodies(store, queue_id=1) == expected_bodies(7, queue_id=1)
+        assert ("topic", 0) not in store.queues()
+
+
+def test_a_queue_with_files_of_a_deleted_topic_behind_its_own_is_made_again(tmp_path: Path) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 20)
+        store.flush()
+        old = copy_of_queue(tmp_path / "a", tmp_path / "old")
+        store.delete_topic("topic")
+        fill(store, 5)
+        fill(store, 1, "other")
+        store.flush()
+        root = crash(store, tmp_path / "b")
+    shutil.copy(old / "0" / f"{8 * 20:020}", root / "consumequeue" / "topic" / "0")
+    with small_store(root) as store:
+        assert bodies(store) == expected_bodies(5)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_first_files_of_a_queue_are_missed(tmp_path: Path, clean: bool, lost: int) -> None:
+    with small_store(tmp_path / "a") as store:
+        fill(store, 30)
+        fill(store, 1, "other")
+        store.flush()
+        root = crash(store, tmp_path / "b")
+    root = tmp_path / "a" if clean else root
+    for number in range(lost):
+        (root / "consumequeue" / "topic" / "0" / f"{number * 8 * 20:020}").unlink()
+    with small_store(root) as store:
+        assert bodies(store) == expected_bodies(30)
+        assert bodies(store, "other") == expected_bodies(1, "other")
+
+
+def test_first_files_that_are_lost_after_retention_are_missed_after_a_clean_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_store(tmp_path, disk_usage=lambda path: 0.87, delete_batch_max=2) as store:
+        fill(store, 3, "gone")
+        fill(store, 60)
+        store.flush()
+        store.clean(START_MS)
+        first, gone = store.min_offset("topic", 0), store.max_offset("gone", 0)
+        assert first > 8
+    with small_store(tmp_path) as store:
+        assert "lost" not in caplog.text
+        assert store.min_offset("topic", 0) == first
+    files = sorted((tmp_path / "consumequeue" / "topic" / "0").iterdir())
+    assert files[0].name != f"{0:020}"
+    files[0].unlink()
+    with small_store(tmp_path) as store:
+        assert "lost" in caplog.text
+        assert bodies(store) == expected_bodies(60, start=first)
+        assert store.max_offset("gone", 0) == gone

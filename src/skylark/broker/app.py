@@ -230,6 +230,7 @@ class Broker:
 
     def _forget_topic(self, name: str) -> None:
         self._store.delete_topic(name)
+        self._popping.forget_topic(name)
         self._stats.forget_topic(name)
 
     def _queues_moved(self, name: str) -> None:

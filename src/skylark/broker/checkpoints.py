@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.internal import PROPERTY_LOG_END
 from skylark.broker.orders import OrderInfo
 from skylark.broker.put import Put
-from skylark.store import Appended
+from skylark.store import Appended, Store
 from skylark.wire.message import (
     PROPERTY_TAGS,
     PROPERTY_TIMER_DELIVER_MS,
@@ -57,9 +58,9 @@ decode_order_note = msgspec.json.Decoder(OrderNote, strict=False).decode
 class CheckPoints:
     """Writes to the revive topic. Everything here raises RequestFailed if the store takes no messages."""
 
-    def __init__(self, put: Put, config: BrokerConfig, store_host: bytes) -> None:
+    def __init__(self, put: Put, config: BrokerConfig, store: Store) -> None:
         self._put = put
-        self._store_host = store_host
+        self._store = store
         self._queue_count = config.revive_queue_num
         self._next_queue = 0
         self.topic = revive_topic(config.broker_cluster_name)
@@ -74,22 +75,25 @@ class CheckPoints:
 
     def popped(self, point: CheckPoint, revive_queue: int, now_ms: int) -> Appended:
         deliver_ms = point.revive_time_ms - _BEFORE_ACKS_MS
-        return self._write(revive_queue, CHECK_POINT_TAG, point.unique_key, encode_record(point), deliver_ms, now_ms)
+        properties = {PROPERTY_LOG_END: str(self._store.log_max_offset), PROPERTY_TIMER_DELIVER_MS: str(deliver_ms)}
+        return self._write(revive_queue, CHECK_POINT_TAG, point.unique_key, encode_record(point), properties, now_ms)
 
     def acknowledged(self, ack: Ack, revive_queue: int, visible_at_ms: int, now_ms: int) -> Appended:
         tag = ACK_TAG if ack.offsets is msgspec.UNSET else BATCH_ACK_TAG
-        return self._write(revive_queue, tag, ack.unique_key, encode_record(ack), visible_at_ms, now_ms)
+        properties = {PROPERTY_TIMER_DELIVER_MS: str(visible_at_ms)}
+        return self._write(revive_queue, tag, ack.unique_key, encode_record(ack), properties, now_ms)
 
     def in_order(
         self, topic: str, group: str, queue_id: int, next_offset: int, info: OrderInfo | None, now_ms: int
     ) -> Appended:
         note = OrderNote(topic=topic, group=group, queue_id=queue_id, next_offset=next_offset, info=info)
         key = f"{topic}@{queue_id}@{next_offset}@{group}@{ORDER_TAG}"
-        return self._write(ORDER_REVIVE_QUEUE, ORDER_TAG, key, msgspec.json.encode(note), None, now_ms)
+        return self._write(ORDER_REVIVE_QUEUE, ORDER_TAG, key, msgspec.json.encode(note), {}, now_ms)
 
-    def _write(self, queue_id: int, tag: str, key: str, body: bytes, deliver_ms: int | None, now_ms: int) -> Appended:
-        properties = {PROPERTY_TAGS: tag, PROPERTY_UNIQUE_KEY: key}
-        if deliver_ms is not None:
-            properties[PROPERTY_TIMER_DELIVER_MS] = str(deliver_ms)
-        message = Message(self.topic, queue_id, body, properties, born_timestamp_ms=now_ms, born_host=self._store_host)
+    def _write(
+        self, queue_id: int, tag: str, key: str, body: bytes, properties: dict[str, str], now_ms: int
+    ) -> Appended:
+        properties = {PROPERTY_TAGS: tag, PROPERTY_UNIQUE_KEY: key, **properties}
+        host = self._store.config.store_host
+        message = Message(self.topic, queue_id, body, properties, born_timestamp_ms=now_ms, born_host=host)
         return self._put.one(message, now_ms)

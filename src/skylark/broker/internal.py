@@ -25,6 +25,9 @@ from skylark.wire.records import BatchPart, decode_properties, encode_properties
 PROPERTY_REVIVED: Final = "__REVIVED"
 """The check point and the offset that a copy in a retry topic is of: after a crash, it is not copied again."""
 
+PROPERTY_LOG_END: Final = "__LOG_END"
+"""Where the log ended when a check point's messages were popped: they lie below."""
+
 INTERNAL_TOPICS: Final = FORBIDDEN_SEND_TOPICS | {TIMER_TOPIC}
 INTERNAL_PROPERTIES: Final = frozenset((PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_POP_CK, PROPERTY_REVIVED))
 """Clients that send a message on with all that it had bring them along, so they are left out and not refused."""

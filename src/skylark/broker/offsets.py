@@ -4,6 +4,9 @@ Offsets change with every pull, so they are written every few seconds and at the
 crash consumers go back to what was written last and see some messages again. What is written is held until the log is
 on disk as far as it was then (see `held`): offsets never are ahead of the log, also after a power cut.
 
+The offsets of a topic that is deleted go at once, from the disk as well: a topic that is made under its name begins at
+0, and whoever was further in the former one must not pass over its messages after a crash.
+
 A queue's offset may also be reset by an operator. Until a consumer of the queue has been sent to the new offset, which
 `take_reset` settles, that one is what counts and what consumers commit is passed over.
 """
@@ -11,7 +14,7 @@ A queue's offset may also be reset by an operator. Until a consumer of the queue
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,7 +23,7 @@ from msgspec.structs import replace
 
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import ReadResult, ReadStatus
-from skylark.store.tables import ConsumerOffsetTable, load, save
+from skylark.store.tables import BadTable, ConsumerOffsetTable, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -57,6 +60,7 @@ class Offsets:
         stored = load(self._path, ConsumerOffsetTable) or ConsumerOffsetTable()
         self.data_version = stored.data_version
         self._unsaved = False
+        self._captured: WrittenOffsets | None = None  # the one that is not written yet
         self._resets: dict[_Key, dict[int, int]] = {}
         self._pulled: dict[_Key, dict[int, int]] = {}
         self._offsets: dict[_Key, dict[int, int]] = {}
@@ -126,8 +130,12 @@ class Offsets:
     def remove_group(self, group: str) -> None:
         self._remove(lambda key: key[0] == group)
 
-    def remove_topic(self, topic: str) -> None:
-        self._remove(lambda key: key[1] == topic)
+    def remove_topics(self, topics: Collection[str]) -> None:
+        """Forgets topics that are deleted, also on disk. Raises OSError, and has forgotten nothing then."""
+        self._remove_on_disk(topics)
+        if self._captured is not None:
+            _drop(topics, self._captured)
+        self._remove(lambda key: key[1] in topics)
 
     def encode(self) -> bytes:
         """The whole table as JSON, for GET_ALL_CONSUMER_OFFSET."""
@@ -139,11 +147,14 @@ class Offsets:
             return None
         self._unsaved = False
         self.data_version.counter += 1
-        return self._written()
+        self._captured = self._written()
+        return self._captured
 
     def write(self, table: WrittenOffsets) -> None:
         """Raises OSError."""
         save(self._path, table)
+        if table is self._captured:
+            self._captured = None
 
     def save(self) -> None:
         """Writes the table now, if it changed. Raises OSError."""
@@ -183,11 +194,41 @@ class Offsets:
                 del table[key]
                 self._unsaved = True
 
+    def _remove_on_disk(self, topics: Collection[str]) -> None:
+        """Takes topics out of the table that was written last: the newer offsets of the others may have to wait."""
+        try:
+            stored = load(self._path, ConsumerOffsetTable)
+        except BadTable as e:
+            log.error("offsets are written anew: %s", e)  # with the next turn; nobody can read these before
+            return
+        if stored is None:
+            return
+        table = WrittenOffsets(stored.data_version, {}, stored.offset_table, stored.pull_offset_table)
+        if _drop(topics, table):
+            save(self._path, table)
+
     def _written(self) -> WrittenOffsets:
-        topics: dict[str, list[str]] = {}
-        for group, topic in self._offsets:
-            topics.setdefault(group, []).append(topic)
-        return WrittenOffsets(replace(self.data_version), topics, _joined(self._offsets), _joined(self._pulled))
+        offsets = _joined(self._offsets)
+        return WrittenOffsets(replace(self.data_version), _topics_by_group(offsets), offsets, _joined(self._pulled))
+
+
+def _topics_by_group(offset_table: dict[str, dict[int, int]]) -> dict[str, list[str]]:
+    topics: dict[str, list[str]] = {}
+    for name in offset_table:
+        topic, _, group = name.partition(_SEPARATOR)
+        topics.setdefault(group, []).append(topic)
+    return topics
+
+
+def _drop(topics: Collection[str], table: WrittenOffsets) -> bool:
+    """Takes the rows of topics out of a table; whether there were any."""
+    found = False
+    for rows in (table.offset_table, table.pull_offset_table):
+        for name in [name for name in rows if name.partition(_SEPARATOR)[0] in topics]:
+            del rows[name]
+            found = True
+    table.group_topic_map = _topics_by_group(table.offset_table)
+    return found
 
 
 def _joined(table: dict[_Key, dict[int, int]]) -> dict[str, dict[int, int]]:

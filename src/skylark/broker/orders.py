@@ -171,6 +171,15 @@ class Orders:
         self._unsaved = True
         return True
 
+    def topics(self) -> set[str]:
+        return {topic for topic, _ in self._infos}
+
+    def remove_topic(self, name: str) -> None:
+        """Forgets a deleted topic: one that is made under its name has other messages at the same offsets."""
+        for key in [key for key in self._infos if key[0] == name]:
+            del self._infos[key]
+            self._unsaved = True
+
     def clean(self, topics: Topics, groups: Groups, now_ms: int) -> None:
         """Forgets topics, groups and queues that are gone, and what nobody popped for a day."""
         for (topic, group), infos in list(self._infos.items()):

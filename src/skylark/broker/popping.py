@@ -63,7 +63,7 @@ class Popping:
         self._waiters = PopWaiters(config)
         self._notified = PopWaiters(config, latest_first=True)
         access = Access(config, topics, groups)
-        points = CheckPoints(put, config, store.config.store_host)
+        points = CheckPoints(put, config, store)
         orders, waiters = self._orders, self._waiters
         self._handlers = {
             **Pops(
@@ -92,6 +92,9 @@ class Popping:
         is now: else, after a power cut, a group stands behind messages whose check point is lost. Raises OSError.
         """
         self._held.save(lambda: self._capture(now_ms))
+
+    def forget_topic(self, name: str) -> None:
+        self._orders.remove_topic(name)
 
     def write_held(self) -> None:
         """Writes what was captured, if the log has come that far. Raises OSError."""

@@ -4,6 +4,8 @@ Consumer offsets and the state of pops in order are written every few seconds. U
 point says that its group has gone past its messages, a note about a pop in order says where the group stands, a copy
 in a retry topic says that its message was revived. So after an unclean stop the end of the log is read, from where it
 ended at the last write: what was acknowledged does not come back, and nothing comes before its time.
+
+What is said about a topic that was deleted afterwards counts no more: one of the same name has other messages.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import msgspec
 
 from skylark.broker.checkpoints import ORDER_TAG, decode_order_note
 from skylark.broker.following import UNREADABLE, pass_over
-from skylark.broker.internal import PROPERTY_REVIVED
+from skylark.broker.internal import PROPERTY_LOG_END, PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -65,6 +67,9 @@ def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders
     """Brings offsets and orders up to the log's end. Returns the marks of the copies that revived messages."""
     copied: set[str] = set()
     count = 0
+    for topic in orders.topics():
+        if 0 < from_log_offset <= store.deleted_offset(topic):
+            orders.remove_topic(topic)  # it was deleted after the table was written
     for record in store.scan(max(from_log_offset, store.log_min_offset)):
         topic = record.topic
         if topic.startswith(_COPIES):
@@ -76,18 +81,23 @@ def recover(store: Store, from_log_offset: int, offsets: Offsets, orders: Orders
             if properties.get(PROPERTY_REAL_TOPIC, topic).startswith(REVIVE_TOPIC_PREFIX):
                 message = store.message_at(record.log_offset)
                 if message is not None:
-                    count += _replay(store, message, properties.get(PROPERTY_TAGS), offsets, orders)
+                    count += _replay(store, message, offsets, orders)
     if count or copied:
         log.info("pops: %d check points and notes, %d revived messages since the last write", count, len(copied))
     return copied
 
 
-def _replay(store: Store, message: StoredMessage, tag: str | None, offsets: Offsets, orders: Orders) -> int:
+def _replay(store: Store, message: StoredMessage, offsets: Offsets, orders: Orders) -> int:
+    tag = message.properties.get(PROPERTY_TAGS)
+    # What comes from a timer tells of the time before it.
+    log_end = java_long(message.properties.get(PROPERTY_LOG_END)) or message.log_offset
     try:
         if tag == CHECK_POINT_TAG:
             point = decode_check_point(message.body)
             if message.store_timestamp_ms - point.pop_time_ms > _AT_ONCE_MS:
                 return 0  # it came from its timer: it tells of a pop that may be before the last reset
+            if log_end < store.deleted_offset(point.topic):
+                return 0
             behind = point.offsets[-1] + 1 if point.offsets else point.start_offset
             behind = min(behind, store.max_offset(point.topic, point.queue_id))
             if behind > offsets.query(point.group, point.topic, point.queue_id):
@@ -95,6 +105,8 @@ def _replay(store: Store, message: StoredMessage, tag: str | None, offsets: Offs
             return 1
         if tag == ORDER_TAG:
             note = decode_order_note(message.body)
+            if log_end < store.deleted_offset(note.topic):
+                return 0
             orders.put(note.topic, note.group, note.queue_id, note.info)
             next_offset = min(note.next_offset, store.max_offset(note.topic, note.queue_id))
             offsets.commit(note.group, note.topic, note.queue_id, next_offset, "recovery")

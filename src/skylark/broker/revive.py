@@ -29,7 +29,7 @@ import msgspec
 from skylark.broker.config import BrokerConfig
 from skylark.broker.following import UNREADABLE, is_final, message_behind, pass_over
 from skylark.broker.groups import Groups
-from skylark.broker.internal import PROPERTY_REVIVED
+from skylark.broker.internal import PROPERTY_LOG_END, PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
@@ -80,6 +80,7 @@ class _Pending(msgspec.Struct):
     point: CheckPoint
     revive_offset: int
     due_ms: int
+    log_end: int | None = None  # where the log ended at the pop, if it says so
     acked: set[int] = set()
 
 
@@ -190,7 +191,8 @@ class Revive:
                 point = decode_check_point(message.body)
                 due_ms = min(point.revive_time_ms, message.store_timestamp_ms + _MOST_AHEAD_MS)
                 # Timers may deliver one twice around a crash: what was acknowledged in the first one stays so.
-                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset, due_ms))
+                log_end = java_long(message.properties.get(PROPERTY_LOG_END))
+                queue.pending.setdefault(point.key, _Pending(point, message.queue_offset, due_ms, log_end))
             elif message.tags in (ACK_TAG, BATCH_ACK_TAG):
                 ack = decode_ack(message.body)
                 pending = queue.pending.get(ack.key)
@@ -229,13 +231,17 @@ class Revive:
             if offset in pending.acked or copy_mark(point, offset) in self._copied:
                 continue
             try:
-                self._revive_one(point, origin, offset, now_ms)
+                self._revive_one(pending, origin, offset, now_ms)
             except UNREADABLE as e:
                 pass_over(point.topic, point.queue_id, offset, e)
             pending.acked.add(offset)  # not again, if the next one fails
 
-    def _revive_one(self, point: CheckPoint, origin: TopicConfig, offset: int, now_ms: int) -> None:
+    def _revive_one(self, pending: _Pending, origin: TopicConfig, offset: int, now_ms: int) -> None:
+        point = pending.point
         entry = self._store.entry(point.topic, point.queue_id, offset)
+        if entry is not None and pending.log_end is not None and entry.log_offset >= pending.log_end:
+            log.info("%s-%d was made anew: message %d is not the popped one", point.topic, point.queue_id, offset)
+            return
         original = message_behind(self._store, entry, point.topic, point.queue_id, offset)
         if original is None:
             log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)

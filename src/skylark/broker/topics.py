@@ -386,11 +386,18 @@ class _TopicRequests:
         log.info("%r deletes topic %s", connection, name)
         self._check_name(name)
         # A topic that consumers popped from has a retry topic for each of their groups, under one of two names.
-        for group in self._offsets.groups_of(name):
-            for retry_topic in (f"{RETRY_PREFIX}{group}+{name}", f"{RETRY_PREFIX}{group}_{name}"):
-                if retry_topic in self._topics:
-                    self._delete(retry_topic)
-        self._delete(name)
+        retry_topics = [
+            retry_topic
+            for group in self._offsets.groups_of(name)
+            for retry_topic in (f"{RETRY_PREFIX}{group}+{name}", f"{RETRY_PREFIX}{group}_{name}")
+            if retry_topic in self._topics
+        ]
+        try:
+            self._offsets.remove_topics({name, *retry_topics})
+        except OSError as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"{name} is not deleted, its offsets are kept: {e}") from e
+        for each in (*retry_topics, name):
+            self._delete(each)
         return request.reply()
 
     def get_all(self, request: Frame, _: Connection) -> Frame:
@@ -467,6 +474,5 @@ class _TopicRequests:
 
     def _delete(self, name: str) -> None:
         self._topics.delete(name)
-        self._offsets.remove_topic(name)
         self._static_topics.delete(name)
         self._delete_queues(name)

@@ -12,6 +12,7 @@ Apache's checkpoint file: 4096 bytes, big-endian signed 64-bit integers at these
     56  ours: end of the log at the last clean stop, when the queues were counted
     64  ours: how many queues had entries then
     72  ours: how many entries they had, from the first that was ever written
+    80  ours: for how many of those there were files
 
 The values only ever let recovery start later, so a lost or older checkpoint costs time and nothing else; but for the
 count, which tells that queue files were lost while the store was closed. The file is written in place by one call that
@@ -25,7 +26,7 @@ import struct
 from pathlib import Path
 
 FILE_BYTES = 4096
-_FIELDS = struct.Struct(">10q")
+_FIELDS = struct.Struct(">11q")
 # A message and its queue entry are flushed at different moments; Apache steps back this far to be sure of both.
 _SAFETY_MS = 3000
 
@@ -45,6 +46,7 @@ class Checkpoint:
         self.counted_log_end = 0
         self.queue_count = 0
         self.queue_entries = 0
+        self.stored_entries = 0
         self.load()
 
     def load(self) -> None:
@@ -66,6 +68,7 @@ class Checkpoint:
             self.counted_log_end,
             self.queue_count,
             self.queue_entries,
+            self.stored_entries,
         ) = (max(value, 0) for value in values)
 
     def flush(self) -> None:
@@ -81,6 +84,7 @@ class Checkpoint:
             self.counted_log_end,
             self.queue_count,
             self.queue_entries,
+            self.stored_entries,
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

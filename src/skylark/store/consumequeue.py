@@ -195,6 +195,24 @@ class ConsumeQueue:
         """Whether files in the middle are missing."""
         return any(later - base != self._file_bytes for base, later in pairwise(self._bases))
 
+    @property
+    def begins_within(self) -> bool:
+        """Whether the first file begins with a message that is not the queue's first: there was a file before it."""
+        if self.first_stored_offset == 0:
+            return False
+        size = int(ENTRY.unpack_from(self._file(self._bases[0]).map)[1])
+        return 0 < size < BLANK_SIZE
+
+    def first_log_offset(self) -> int:
+        """Log offset of the first entry behind the blank ones that a queue may begin with; -1 if there is none."""
+
+        def is_set(log_offset: int, size: int) -> bool:
+            return size != BLANK_SIZE or log_offset > 0
+
+        first = self.first(is_set, min(self.first_stored_offset, self.max_offset), self.max_offset)
+        data = self.entries(first, 1) if first < self.max_offset else None
+        return int(ENTRY.unpack(data)[0]) if data else -1
+
     def last_record_end(self) -> tuple[int, int]:
         """Log offset of the last entry's record, and of what follows it; (-1, -1) in an empty queue."""
         if self.max_offset <= self.first_stored_offset:
@@ -314,10 +332,19 @@ class QueueTable:
                 directory.mkdir(parents=True, exist_ok=True)  # tells the next start, even if none is at the ends then
                 queue.ext = ExtUnits(directory, code_of)
 
-    def count(self) -> tuple[int, int]:
-        """How many queues have had entries, and how many those were."""
-        offsets = [queue.max_offset for queue in self._queues.values() if queue.max_offset]
-        return len(offsets), sum(offsets)
+    def count(self) -> tuple[int, int, int]:
+        """How many queues have had entries, how many those were, and for how many of them there are files."""
+        used = [queue for queue in self._queues.values() if queue.max_offset]
+        entries = sum(queue.max_offset for queue in used)
+        return len(used), entries, entries - sum(queue.first_stored_offset for queue in used)
+
+    def remove(self, queue: ConsumeQueue) -> None:
+        """Forgets one queue and deletes its files, as `delete_topic` does."""
+        del self._queues[queue.topic, queue.queue_id]
+        queue.destroy()
+        shutil.rmtree(self.directory.with_name(EXT_DIRECTORY) / queue.topic / str(queue.queue_id), ignore_errors=True)
+        with suppress(OSError):
+            sync_directory(self.directory / queue.topic)
 
     def delete_topic(self, topic: str) -> bool:
         """Forgets the queues of a topic and deletes their files, for good: a power loss brings none of them back."""

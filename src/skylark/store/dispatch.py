@@ -166,11 +166,15 @@ class Dispatcher:
         self.deleted = deleted
         # Queues whose next record has an offset they cannot have yet: entries before it are missing.
         self.lagging: set[ConsumeQueue] = set()
+        # Records that say to be the first of their queue, which has others: the next one tells whether that is so.
+        self._firsts: dict[ConsumeQueue, LogRecord] = {}
 
     def to_queue(self, record: LogRecord, *, lost: int | None, only: set[ConsumeQueue] | None = None) -> None:
         """Adds the record's entry unless the queue has it, or its topic was deleted.
 
         `lost`: how many records before it may be lost; None, if there is none in the log that is not dispatched.
+        A queue whose offsets begin anew is that of a topic that was deleted and made again, if the deletion is known or
+        two records in a row say so: a single one is damaged, and would cost all before it.
         """
         if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self.deleted.offset(record.topic):
             return
@@ -181,6 +185,13 @@ class Dispatcher:
             return
         if only is not None and queue not in only:
             return
+        first = self._firsts.pop(queue, None)
+        if first is not None and first.log_offset < record.log_offset:
+            if record.queue_offset == 1:
+                queue.destroy()
+                self._put(queue, first)
+            elif lost is not None:
+                lost += 1
         missing = record.queue_offset - queue.max_offset
         if missing < 0:
             if self._is_in_a_gap(queue, record):
@@ -189,8 +200,14 @@ class Dispatcher:
                 queue.cut()
             elif record.queue_offset or record.log_offset <= queue.last_record_end()[0]:
                 return
-            else:
+            elif queue.last_record_end()[0] < self.deleted.offset(record.topic):
                 queue.destroy()  # the topic was deleted and made again: its offsets began anew
+            else:
+                # Apache's broker notes no deletions; but an offset is under no checksum, and may be damaged.
+                place = f"{queue.topic}-{queue.queue_id} at {queue.max_offset}"
+                log.warning("%s: the record at log offset %d says to be the first", place, record.log_offset)
+                self._firsts[queue] = record
+                return
         elif missing:
             is_empty = queue.max_offset == queue.first_stored_offset
             if lost is not None and (is_empty or missing > lost):
@@ -198,6 +215,9 @@ class Dispatcher:
                 return
             if not self._skip_to(queue, record):
                 return
+        self._put(queue, record)
+
+    def _put(self, queue: ConsumeQueue, record: LogRecord) -> None:
         code = queue_tag_code(record.topic, _part(record), record.store_ms, self._delays_ms)
         self._progress.put(queue, ENTRY.pack(record.log_offset, record.size_bytes, code))
 

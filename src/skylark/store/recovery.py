@@ -12,8 +12,10 @@ The log is the truth; it is read from a place that is known to be good, up to it
 - Records of a topic that was deleted after them enter no queue.
 - Without a log there are no messages, but its directory may just not be the one that was meant: as soon as anything
   was on disk once, queues without a log are left alone, and the store does not open.
-- A queue that turns out to lack entries (its files were deleted) is built again from the whole log; after a clean stop
-  the checkpoint's count of all entries tells.
+- A queue that turns out to lack entries (its files were deleted) is built again from the whole log. Files in the middle
+  are missed at once, the last ones when a record follows, the first ones as long as the log has its own first segment;
+  after a clean stop the checkpoint's counts tell of any. Not noticed are, after a crash, files whose loss looks like
+  retention, and a queue that is lost as a whole and gets no more messages.
 
 So the time it takes depends on what was written since the last checkpoint, not on the size of the store.
 """
@@ -80,7 +82,8 @@ def recover(
         if index is not None:
             index.truncate_from(0)
         return Recovered()
-    dispatcher.lagging.update(queue for queue in queues if queue.has_holes)
+    from_the_first = commit_log.min_offset == 0  # then retention has deleted no file of a queue either
+    dispatcher.lagging.update(q for q in queues if q.has_holes or (from_the_first and q.begins_within))
     if dispatcher.lagging:
         distrust_queues()
     for queue in dispatcher.lagging:
@@ -96,9 +99,7 @@ def recover(
             queue.find_end(start)
             _drop_strangers(queue, commit_log)
             queue.cut()
-    for queue in queues:
-        if 0 <= queue.last_record_end()[0] < dispatcher.deleted.offset(queue.topic):
-            queues.delete_topic(queue.topic)  # a crash came between
+    _drop_deleted(queues, dispatcher, distrust_queues)
     damage = Damage()
     result = _dispatch_tail(commit_log, dispatcher, damage, start, dispatched, clean=clean)
     if dispatcher.lagging:
@@ -107,6 +108,10 @@ def recover(
     elif clean and _lost_queues(queues, checkpoint, result.end_offset):
         log.warning("consume queue files were lost while the store was closed, they are made again from the log")
         distrust_queues()
+        for queue in queues:
+            # Its first files may be those. One without messages stays: its next one must not get an offset again.
+            if queue.first_stored_offset and queue.last_record_end()[0] >= commit_log.min_offset:
+                queue.destroy()
         for record in LogScan(commit_log, commit_log.min_offset, damage):
             dispatcher.to_queue(record, lost=None)
     for queue in queues:
@@ -210,8 +215,30 @@ def _lost_queues(queues: QueueTable, checkpoint: Checkpoint, end_offset: int) ->
     """Whether the queues have fewer entries than at the clean stop that wrote this same log."""
     if checkpoint.counted_log_end != end_offset:
         return False  # somebody else has written since
-    count, entries = queues.count()
-    return count < checkpoint.queue_count or entries < checkpoint.queue_entries
+    count, entries, stored = queues.count()
+    if count < checkpoint.queue_count or entries < checkpoint.queue_entries:
+        return True
+    return stored < checkpoint.stored_entries
+
+
+def _drop_deleted(queues: QueueTable, dispatcher: Dispatcher, distrust_queues: Callable[[], None]) -> None:
+    """Deletes queue files of deleted topics, which a crash has kept or a power cut brought back.
+
+    Where some of them are beside those of a topic of the same name, the queue is built again.
+    """
+    for queue in queues:
+        deleted = dispatcher.deleted.offset(queue.topic)
+        if not deleted:
+            continue
+        ends = [offset for offset in (queue.first_log_offset(), queue.last_record_end()[0]) if offset >= 0]
+        if not ends or min(ends) >= deleted:
+            continue
+        if max(ends) < deleted:
+            queues.remove(queue)
+        else:
+            distrust_queues()
+            queue.destroy()
+            dispatcher.lagging.add(queue)
 
 
 def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue], damage: Damage) -> None:

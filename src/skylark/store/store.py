@@ -431,6 +431,10 @@ class Store:
             log.error("%s is deleted, but may come back if the next start reads the log again: %s", topic, error)
         return self._queues.delete_topic(topic)
 
+    def deleted_offset(self, topic: str) -> int:
+        """Where the log ended when the topic was deleted last; 0 if it was not, or the log holds nothing of it."""
+        return self._deleted.offset(topic)
+
     def disk_ratio(self) -> float:
         """The used part of the disk, 0 to 1."""
         return self._retention.disk_ratio()
@@ -464,8 +468,9 @@ class Store:
         fenced = self._refusal is not None
         self._refusal = _CLOSED
         self._flusher.stop()
-        self._checkpoint.counted_log_end = self._log.end_offset
-        self._checkpoint.queue_count, self._checkpoint.queue_entries = self._queues.count()
+        checkpoint = self._checkpoint
+        checkpoint.counted_log_end = self._log.end_offset
+        checkpoint.queue_count, checkpoint.queue_entries, checkpoint.stored_entries = self._queues.count()
         fenced = not self._flusher.flush_derived(with_index=True) or fenced
         if self._index is not None:
             try:
