@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore
+from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore, segments
 from skylark.store.timerlog import UNIT_BYTES, TimerLog
-from skylark.store.timerwheel import FILE_BYTES
+from skylark.store.timerwheel import FILE_BYTES, TimerSlot, TimerWheel
 from skylark.wire.message import Message
 
 NOW_MS = 1_700_000_000_000
@@ -61,6 +62,10 @@ class Timers:
     def close(self) -> None:
         self.store.close()
         self.timers.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_the_bytes_are_apaches(tmp_path: Path) -> None:
@@ -275,10 +280,67 @@ def test_files_of_the_timer_log_go_with_their_messages(tmp_path: Path) -> None:
     timers.close()
 
 
-def test_a_wheel_of_another_size_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "timerwheel").write_bytes(b"short")
-    with pytest.raises(StoreError, match="has 5 bytes, a timer wheel has 38707200"):
-        Timers(tmp_path)
+def test_a_wheel_that_is_too_large_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+    store = Store.open(StoreConfig(root=tmp_path, segment_bytes=1 << 16, index_enabled=False))
+    config = TimerConfig(root=tmp_path, file_bytes=SMALL_FILE_BYTES)
+    with (tmp_path / "timerwheel").open("wb") as file:
+        file.truncate(FILE_BYTES + 1)
+    before = open_files()
+    for _ in range(3):
+        with pytest.raises(StoreError, match="has 38707201 bytes, a timer wheel has 38707200"):
+            TimerStore(store, config, NOW_MS)
+    assert open_files() == before
+    store.close()
+
+
+def test_a_disk_that_was_full_for_a_while_costs_no_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 6)
+    timers.follow()
+    timers.close()
+    (tmp_path / "timerwheel").unlink()
+    store = Store.open(StoreConfig(root=tmp_path, segment_bytes=1 << 16, index_enabled=False))
+    before = open_files()
+
+    def fill(fd: int, offset: int, length: int) -> None:
+        """What a file system does that finds too little space on its way."""
+        os.ftruncate(fd, length // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "posix_fallocate", fill)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="No space left"):
+                TimerStore(store, TimerConfig(root=tmp_path, file_bytes=SMALL_FILE_BYTES), NOW_MS)
+    assert open_files() == before
+    store.close()
+    timers = Timers(tmp_path)
+    assert timers.due(NOW_MS + 7000) == [0, 1]
+    timers.close()
+
+
+def test_a_wheel_that_never_got_its_size_is_built_again(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 6)
+    timers.follow()
+    timers.close()
+    (tmp_path / "timerwheel").write_bytes(bytes(FILE_BYTES // 2))
+    timers = Timers(tmp_path)
+    assert timers.due(NOW_MS + 7000) == [0, 1]
+    timers.close()
+
+
+def test_a_wheel_has_its_name_only_when_all_timers_are_on_it(tmp_path: Path) -> None:
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["timerwheel.new"]
+    wheel.put(TimerSlot(NOW_MS, 52, 52, 1))
+    wheel.close()  # the process dies
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    assert wheel.is_new
+    assert wheel.slot(NOW_MS) is None
+    wheel.complete()
+    assert [path.name for path in tmp_path.iterdir()] == ["timerwheel"]
+    wheel.close()
 
 
 def test_units_fill_files_like_apaches(tmp_path: Path) -> None:

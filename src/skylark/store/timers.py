@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -74,24 +75,25 @@ class TimerStore:
         self._store = store
         self._precision_ms = config.precision_ms
         self._window_ms = min(max(config.window_slots, 2), MAX_WINDOW_SLOTS) * config.precision_ms
-        try:
-            self._check = TimerCheck(root / "config" / "timercheck")
-            self._log = TimerLog(root / "timerlog", config.file_bytes)
-            self._wheel = TimerWheel(root / "timerwheel", config.precision_ms)
-            (root / "timerlog").mkdir(exist_ok=True)
-            sync_directory(root)
-        except OSError as error:
-            raise StoreError(f"cannot open the timers in {root}: {error}") from error
         self._now_ms = now_ms
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
         self._turning = False  # the clock is behind, and reading is about to go back
-        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(now_ms))
         self.pending = 0
-        self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
-        self._recover_wheel()
-        self.queue_offset = self._recover_queue_offset()
-        self._recover_reading()
+        with ExitStack() as opened:
+            try:
+                self._check = TimerCheck(root / "config" / "timercheck")
+                opened.callback(self._check.close)
+                self._log = TimerLog(root / "timerlog", config.file_bytes)
+                opened.callback(self._log.close)
+                self._wheel = TimerWheel(root / "timerwheel", config.precision_ms)
+                opened.callback(self._wheel.close)
+                (root / "timerlog").mkdir(exist_ok=True)
+                sync_directory(root)
+                self._recover(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
+            except OSError as error:
+                raise StoreError(f"cannot open the timers in {root}: {error}") from error
+            opened.pop_all()
         self.write_ms = max(self._floor(now_ms), self.read_ms)
         self._oldest = self._log.start  # no unit before it waits any more
         log.info(
@@ -103,6 +105,15 @@ class TimerStore:
         return time_ms - time_ms % self._precision_ms
 
     # --- recovery -----------------------------------------------------------------------------------------------------
+    def _recover(self, *, rebuild: bool) -> None:
+        """Brings wheel, timer log and queue in line. Raises OSError."""
+        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(self._now_ms))
+        self._recover_log(rebuild=rebuild)
+        self._recover_wheel()
+        self._wheel.complete()
+        self.queue_offset = self._recover_queue_offset()
+        self._recover_reading()
+
     def _first_slot_ms(self, now_ms: int) -> int:
         """Where to begin reading without a mark: a process that died before its first one may have left timers."""
         return min([now_ms, *(unit.slot_ms for unit in self._log.scan(self._log.start))])
