@@ -19,6 +19,7 @@ from skylark.wire.message import Message
 
 NOW_MS = 1_700_000_000_000
 SMALL_FILE_BYTES = 4096
+LOG_OFFSET_AT = struct.calcsize(">iqiqi")
 SLOTS_AT = NOW_MS // 1000 % 1_209_600 * 32
 
 
@@ -53,8 +54,8 @@ class Timers:
                 unit = self.timers.unit(slot.positions[slot.done])
                 assert unit is not None
                 message = self.store.message_at(unit.log_offset)
-                assert message is not None
-                offsets.append(message.queue_offset)
+                if message is not None:
+                    offsets.append(message.queue_offset)
                 self.timers.delivered(self.store.log_max_offset)
             self.timers.finish_slot()
         return offsets
@@ -143,6 +144,46 @@ def test_a_damaged_unit_costs_one_timer_at_most(tmp_path: Path, damage: bytes, w
     timers.follow()
     assert timers.due(NOW_MS + 6000) == [offset for offset in range(101) if offset not in (30, 40)]
     assert timers.due(NOW_MS + 7000) == [40]
+    timers.close()
+
+
+@pytest.mark.parametrize("number", [30, 99, 100])
+@pytest.mark.parametrize("is_wheel_lost", [False, True])
+def test_a_unit_that_leads_nowhere_costs_one_timer_at_most(tmp_path: Path, number: int, is_wheel_lost: bool) -> None:
+    timers = Timers(tmp_path)
+    timers.send(*[5] * 101)
+    timers.follow()
+    timers.close()
+    file_number, number_in_file = divmod(number, (SMALL_FILE_BYTES - 16) // UNIT_BYTES)
+    with (tmp_path / "timerlog" / f"{file_number * SMALL_FILE_BYTES:020d}").open("rb+") as file:
+        file.seek(number_in_file * UNIT_BYTES + LOG_OFFSET_AT)
+        file.write(b"\0\0\1")
+    if is_wheel_lost:
+        (tmp_path / "timerwheel").unlink()
+    else:
+        (tmp_path / "timerwheel.1").touch()  # a snapshot of Apache's: the wheel is looked through
+    timers = Timers(tmp_path)
+    timers.follow()
+    found = timers.due(NOW_MS + 6000)
+    assert sorted(found) == [offset for offset in range(101) if offset != number or number == 100]
+    timers.close()
+
+
+@pytest.mark.parametrize("damage", [(0, bytes(4)), (LOG_OFFSET_AT, b"\0\0\1")], ids=["no unit", "leads nowhere"])
+def test_messages_of_units_that_are_gone_are_followed_again(tmp_path: Path, damage: tuple[int, bytes]) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 5, 5)
+    timers.follow()
+    timers.close()
+    at, data = damage
+    with (tmp_path / "timerlog" / ("0" * 20)).open("rb+") as file:
+        for number in (1, 2):
+            file.seek(number * UNIT_BYTES + at)
+            file.write(data)
+    timers = Timers(tmp_path)
+    assert timers.timers.queue_offset == 1
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [0, 1, 2]
     timers.close()
 
 
@@ -352,9 +393,14 @@ def test_units_fill_files_like_apaches(tmp_path: Path) -> None:
     full = (tmp_path / ("0" * 20)).read_bytes()
     assert full[per_file * UNIT_BYTES :][:16] == struct.pack(">iqI", SMALL_FILE_BYTES - per_file * 52, 0, 0xCBD43194)
     assert [unit.log_offset for unit in log.scan(0)] == [number * 100 for number in range(100)]
-    last = log.last()
+    last = log.last(10_000)
     assert last is not None
     assert last.log_offset == 9900
+    for end in (5000, 100 * per_file, 100):
+        last = log.last(end)
+        assert last is not None
+        assert last.log_offset == end - 100
+    assert log.last(99) is None
     log.close()
 
 

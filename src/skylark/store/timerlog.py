@@ -153,12 +153,23 @@ class TimerLog:
                 return
             position = self.following(position)
 
-    def last(self) -> TimerUnit | None:
-        """The last unit of all."""
-        at = self.end % self._file_bytes
-        if at or self.end - self._file_bytes not in self._segments:
-            return self.unit(self.end - UNIT_BYTES) if self.end else None
-        return self.unit(self.end - self._file_bytes + self._last_in_file)
+    def last(self, log_end_offset: int) -> TimerUnit | None:
+        """The last unit that is whole and speaks of a record before an offset of the log."""
+        position = self._preceding(self.end)
+        while position >= 0:
+            unit = self.unit(position)
+            if unit is not None and unit.log_offset + unit.size_bytes <= log_end_offset:
+                return unit
+            position = self._preceding(position)
+        return None
+
+    def _preceding(self, position: int) -> int:
+        """Where the unit before a position is, or less than 0."""
+        at = position % self._file_bytes
+        if at:
+            return position - UNIT_BYTES
+        base = position - self._file_bytes
+        return base + self._last_in_file if base in self._segments else -1
 
     @property
     def _last_in_file(self) -> int:

@@ -9,7 +9,8 @@ recovered so that each message is on the wheel once:
 - a unit of the timer log is written before its slot, and recovery repairs the slots from the units that were written
   since the last mark;
 - the last unit tells how far the queue was followed;
-- a unit that speaks of a record behind the end of the log is cut off, with all that follow it.
+- a unit since the last mark that speaks of a record behind the end of the log is cut off, with all that follow it; an
+  older one is damaged, and passed over.
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
@@ -120,16 +121,25 @@ class TimerStore:
 
     def _recover_log(self, *, rebuild: bool) -> None:
         """Finds the end of the timer log, and brings the slots in line with the units since the last mark."""
-        position = self._log.start if rebuild else max(self._check.mark.log_position, self._log.start)
+        marked = self._check.mark.log_position
+        position = self._log.start if rebuild else max(marked, self._log.start)
         base = self._log.base_of(position)
         if (position - base) % UNIT_BYTES:
             position = base
-        end = position
-        for unit in self._log.scan(position, self._check.mark.log_position):
+        end, damaged = position, array("q")
+        for unit in self._log.scan(position, marked):
             if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
-                break
+                if unit.position >= marked:
+                    break
+                damaged.append(unit.position)  # since the log was on disk before the mark
+                continue
             self._revise(unit)
             end = self._log.following(unit.position)
+        if damaged:
+            log.error(
+                "%d units of the timer log lead behind the end of the log and are passed over; the first is at %d",
+                len(damaged), damaged[0],
+            )  # fmt: skip
         self._log.truncate(end)
         self._check.units_end(self._log.end)
 
@@ -178,13 +188,16 @@ class TimerStore:
                 self.pending += self._revise(unit)
 
     def _recover_queue_offset(self) -> int:
-        """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked."""
-        last = self._log.last()
+        """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked if the
+        timer log has all that the mark speaks of.
+        """
+        last = self._log.last(self._store.log_max_offset)
         low = self._store.min_offset(TIMER_TOPIC, 0)
         high = self._store.max_offset(TIMER_TOPIC, 0)
         known = self._check.mark.queue_offset
         if last is not None:
-            known = max(known, self._store.offset_behind(TIMER_TOPIC, 0, last.log_offset))
+            behind_last = self._store.offset_behind(TIMER_TOPIC, 0, last.log_offset)
+            known = max(known, behind_last) if last.position >= self._check.mark.log_position else behind_last
         if not low <= known <= high:
             log.warning("timers: offset %d is outside of the queue, %d to %d", known, low, high)
         return min(max(known, low), high)

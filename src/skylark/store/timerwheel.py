@@ -58,6 +58,8 @@ class TimerWheel:
         if size and self.is_new:
             log.warning("%s has %d of %d bytes and is built again: its creation failed", path, size, FILE_BYTES)
         try:
+            if self.is_new:
+                path.unlink(missing_ok=True)  # it may hold the space that the new one needs
             self._open()
         except OSError as error:
             raise StoreError(f"cannot open {path}: {error}") from error
