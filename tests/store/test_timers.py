@@ -187,6 +187,24 @@ def test_messages_of_units_that_are_gone_are_followed_again(tmp_path: Path, dama
     timers.close()
 
 
+@pytest.mark.parametrize("days", [24, 25, 60])
+def test_what_waited_in_the_queue_for_weeks_is_due(tmp_path: Path, days: int) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5)
+    timers.follow()
+    timers.store.flush()
+    timers.send(60, 5)  # the power fails before they are on the wheel
+    timers.close()
+    later_ms = NOW_MS + days * 24 * 3_600_000
+    timers = Timers(tmp_path, later_ms)
+    timers.follow()
+    found = []
+    while timers.timers.is_behind:
+        found += timers.due(later_ms)
+    assert found == [0, 2, 1], "in the slots of their time"
+    timers.close()
+
+
 def test_slots_ahead_of_the_timer_log_are_set_back(tmp_path: Path) -> None:
     timers = Timers(tmp_path)
     timers.send(5, 5)

@@ -7,7 +7,8 @@ Big endian, 52 bytes:
 
 Files have a fixed size and are named by the position of their first byte. A unit never crosses the end of a file: 16
 bytes are always left for the blank unit (what is left of the file i32, 0 i64, `MAGIC_BLANK`). Behind the last unit
-there are zeros. Log offsets ascend from unit to unit, and so do write times.
+there are zeros. Log offsets ascend from unit to unit. Where a slot is weeks late, the write time is told as early as
+the delay has room for: the slot counts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ MAGIC_ROLL: Final = 2  # the slot is not that of the timer yet: it is put on the
 MAGIC_DELETE: Final = 4  # a recall
 _BLANK: Final = struct.Struct(">iqI")
 _RESERVE_STEP_BYTES: Final = 1 << 20
+_MOST_LATE_MS: Final = 1 << 31
 
 
 class TimerUnit(msgspec.Struct, gc=False):
@@ -80,6 +82,7 @@ class TimerLog:
         if at + UNIT_BYTES > segment.reserved_bytes:
             segment.reserved_bytes = max(segment.reserved_bytes, at)
             segment.reserve(at + _RESERVE_STEP_BYTES)
+        write_ms = min(write_ms, slot_ms + _MOST_LATE_MS)
         delay_ms = slot_ms - write_ms
         UNIT.pack_into(
             segment.map, at, UNIT_BYTES, previous, magic, write_ms, delay_ms, log_offset, size_bytes, topic_hash, 0

@@ -35,6 +35,7 @@ SLOTS: Final = 2 * 7 * 24 * 3600
 _SLOT: Final = struct.Struct(">qqqii")
 FILE_BYTES: Final = SLOTS * _SLOT.size
 _BLOCK_BYTES: Final = 4096
+_MOST_COUNTED: Final = (1 << 31) - 1
 
 
 class TimerSlot(msgspec.Struct, gc=False):
@@ -111,7 +112,8 @@ class TimerWheel:
 
     def put(self, slot: TimerSlot) -> None:
         moment = slot.time_ms // self._precision_ms
-        _SLOT.pack_into(self._map, self._at(slot.time_ms), moment, slot.first, slot.last, slot.count, 0)
+        count = min(max(slot.count, -_MOST_COUNTED), _MOST_COUNTED)  # it may be damaged, and is only shown
+        _SLOT.pack_into(self._map, self._at(slot.time_ms), moment, slot.first, slot.last, count, 0)
 
     def slots(self) -> Iterator[TimerSlot]:
         """All slots that were ever used; a part of the file where none was costs next to nothing."""
