@@ -433,3 +433,14 @@ def test_timers_of_a_process_that_died_before_its_first_mark_are_due(tmp_path: P
     assert again.due(NOW_MS + 30_000) == [0, 1, 2]
     assert again.due(NOW_MS + 90_000) == [3]
     again.close()
+
+
+def test_a_file_of_the_timer_log_that_is_deleted_fails_no_flush(tmp_path: Path) -> None:
+    log = TimerLog(tmp_path, SMALL_FILE_BYTES)
+    log.truncate(0)
+    for number in range(100):
+        log.append(-1, 1, NOW_MS, NOW_MS, number * 100, 100, 0)
+    log.close()
+    (tmp_path / ("0" * 20)).unlink()  # as the event loop does when its messages are gone, at any moment
+    log.sync(0, log.end)
+    log.close()

@@ -13,6 +13,7 @@ the delay has room for: the slot counts.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.store.segments import Segment, list_bases
+from skylark.store.segments import Segment, list_bases, sync_directory
 from skylark.wire.message import MAGIC_BLANK
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -211,8 +212,23 @@ class TimerLog:
         for base in range(start - start % self._file_bytes, end, self._file_bytes):
             segment = self._segments.get(base)
             if segment is not None:
-                segment.sync()
+                _sync(segment)
 
     def close(self) -> None:
         for segment in self._segments.values():
             segment.close()
+
+
+def _sync(segment: Segment) -> None:
+    """Syncs a file that may be deleted meanwhile, through a descriptor that nobody else closes. Raises OSError."""
+    try:
+        fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    if not segment.named_on_disk:
+        sync_directory(segment.path.parent)
+        segment.named_on_disk = True
