@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import struct
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.broker.timers import Timers
 from skylark.net.connection import RequestFailed
-from skylark.store import TIMER_TOPIC, Appended, Store, StoreConfig
+from skylark.store import TIMER_TOPIC, Appended, QueueEntry, Store, StoreConfig, TimerStore
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -282,6 +283,43 @@ def test_nothing_that_a_record_says_stops_those_behind_it(
     end = small.store.log_max_offset
     small.turn(NOW_MS + 60_000)
     assert small.store.log_max_offset == end, "nothing goes round"
+    small.close()
+
+
+def test_a_slot_whose_count_is_damaged_loses_nothing(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    small.send(b"first", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    with (tmp_path / "timerwheel").open("rb+") as file:
+        file.seek((NOW_MS // 1000 + 4) % 1_209_600 * 32)
+        file.write(struct.pack(">qqqi", NOW_MS // 1000 + 4, 0, 0, 2**31 - 1))
+    small.send(b"second", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 60_000) == [b"first", b"second"]
+    small.close()
+
+
+def test_a_timer_that_nobody_foresaw_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put = TimerStore.put
+
+    def put_but_the_second(
+        self: TimerStore, out_ms: int, late_ms: int, entry: QueueEntry, *, is_recall: bool, topic_hash: int
+    ) -> bool:
+        if self.queue_offset == 1:
+            raise struct.error("odd")
+        return put(self, out_ms, late_ms, entry, is_recall=is_recall, topic_hash=topic_hash)
+
+    monkeypatch.setattr(TimerStore, "put", put_but_the_second)
+    small = Small(tmp_path)
+    small.send(b"0", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    assert small.send(b"1", NOW_MS, TIMER_DELAY_SEC="5").queue_offset == 1, "the send does not fail"
+    small.send(b"2", NOW_MS, TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 60_000) == [b"0", b"2"]
+    assert "rmq_sys_wheel_timer-0: message 1 is passed over: error('odd')" in caplog.text
     small.close()
 
 

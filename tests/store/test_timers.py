@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore
+from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore, segments
 from skylark.store.timerlog import UNIT_BYTES, TimerLog
-from skylark.store.timerwheel import FILE_BYTES
+from skylark.store.timerwheel import FILE_BYTES, TimerSlot, TimerWheel
 from skylark.wire.message import Message
 
 NOW_MS = 1_700_000_000_000
 SMALL_FILE_BYTES = 4096
+LOG_OFFSET_AT = struct.calcsize(">iqiqi")
 SLOTS_AT = NOW_MS // 1000 % 1_209_600 * 32
 
 
@@ -52,8 +54,8 @@ class Timers:
                 unit = self.timers.unit(slot.positions[slot.done])
                 assert unit is not None
                 message = self.store.message_at(unit.log_offset)
-                assert message is not None
-                offsets.append(message.queue_offset)
+                if message is not None:
+                    offsets.append(message.queue_offset)
                 self.timers.delivered(self.store.log_max_offset)
             self.timers.finish_slot()
         return offsets
@@ -61,6 +63,10 @@ class Timers:
     def close(self) -> None:
         self.store.close()
         self.timers.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_the_bytes_are_apaches(tmp_path: Path) -> None:
@@ -138,6 +144,64 @@ def test_a_damaged_unit_costs_one_timer_at_most(tmp_path: Path, damage: bytes, w
     timers.follow()
     assert timers.due(NOW_MS + 6000) == [offset for offset in range(101) if offset not in (30, 40)]
     assert timers.due(NOW_MS + 7000) == [40]
+    timers.close()
+
+
+@pytest.mark.parametrize("number", [30, 99, 100])
+@pytest.mark.parametrize("is_wheel_lost", [False, True])
+def test_a_unit_that_leads_nowhere_costs_one_timer_at_most(tmp_path: Path, number: int, is_wheel_lost: bool) -> None:
+    timers = Timers(tmp_path)
+    timers.send(*[5] * 101)
+    timers.follow()
+    timers.close()
+    file_number, number_in_file = divmod(number, (SMALL_FILE_BYTES - 16) // UNIT_BYTES)
+    with (tmp_path / "timerlog" / f"{file_number * SMALL_FILE_BYTES:020d}").open("rb+") as file:
+        file.seek(number_in_file * UNIT_BYTES + LOG_OFFSET_AT)
+        file.write(b"\0\0\1")
+    if is_wheel_lost:
+        (tmp_path / "timerwheel").unlink()
+    else:
+        (tmp_path / "timerwheel.1").touch()  # a snapshot of Apache's: the wheel is looked through
+    timers = Timers(tmp_path)
+    timers.follow()
+    found = timers.due(NOW_MS + 6000)
+    assert sorted(found) == [offset for offset in range(101) if offset != number or number == 100]
+    timers.close()
+
+
+@pytest.mark.parametrize("damage", [(0, bytes(4)), (LOG_OFFSET_AT, b"\0\0\1")], ids=["no unit", "leads nowhere"])
+def test_messages_of_units_that_are_gone_are_followed_again(tmp_path: Path, damage: tuple[int, bytes]) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 5, 5)
+    timers.follow()
+    timers.close()
+    at, data = damage
+    with (tmp_path / "timerlog" / ("0" * 20)).open("rb+") as file:
+        for number in (1, 2):
+            file.seek(number * UNIT_BYTES + at)
+            file.write(data)
+    timers = Timers(tmp_path)
+    assert timers.timers.queue_offset == 1
+    timers.follow()
+    assert timers.due(NOW_MS + 6000) == [0, 1, 2]
+    timers.close()
+
+
+@pytest.mark.parametrize("days", [24, 25, 60])
+def test_what_waited_in_the_queue_for_weeks_is_due(tmp_path: Path, days: int) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5)
+    timers.follow()
+    timers.store.flush()
+    timers.send(60, 5)  # the power fails before they are on the wheel
+    timers.close()
+    later_ms = NOW_MS + days * 24 * 3_600_000
+    timers = Timers(tmp_path, later_ms)
+    timers.follow()
+    found = []
+    while timers.timers.is_behind:
+        found += timers.due(later_ms)
+    assert found == [0, 2, 1], "in the slots of their time"
     timers.close()
 
 
@@ -275,10 +339,67 @@ def test_files_of_the_timer_log_go_with_their_messages(tmp_path: Path) -> None:
     timers.close()
 
 
-def test_a_wheel_of_another_size_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "timerwheel").write_bytes(b"short")
-    with pytest.raises(StoreError, match="has 5 bytes, a timer wheel has 38707200"):
-        Timers(tmp_path)
+def test_a_wheel_that_is_too_large_is_refused_and_nothing_stays_open(tmp_path: Path) -> None:
+    store = Store.open(StoreConfig(root=tmp_path, segment_bytes=1 << 16, index_enabled=False))
+    config = TimerConfig(root=tmp_path, file_bytes=SMALL_FILE_BYTES)
+    with (tmp_path / "timerwheel").open("wb") as file:
+        file.truncate(FILE_BYTES + 1)
+    before = open_files()
+    for _ in range(3):
+        with pytest.raises(StoreError, match="has 38707201 bytes, a timer wheel has 38707200"):
+            TimerStore(store, config, NOW_MS)
+    assert open_files() == before
+    store.close()
+
+
+def test_a_disk_that_was_full_for_a_while_costs_no_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 6)
+    timers.follow()
+    timers.close()
+    (tmp_path / "timerwheel").unlink()
+    store = Store.open(StoreConfig(root=tmp_path, segment_bytes=1 << 16, index_enabled=False))
+    before = open_files()
+
+    def fill(fd: int, offset: int, length: int) -> None:
+        """What a file system does that finds too little space on its way."""
+        os.ftruncate(fd, length // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "posix_fallocate", fill)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="No space left"):
+                TimerStore(store, TimerConfig(root=tmp_path, file_bytes=SMALL_FILE_BYTES), NOW_MS)
+    assert open_files() == before
+    store.close()
+    timers = Timers(tmp_path)
+    assert timers.due(NOW_MS + 7000) == [0, 1]
+    timers.close()
+
+
+def test_a_wheel_that_never_got_its_size_is_built_again(tmp_path: Path) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 6)
+    timers.follow()
+    timers.close()
+    (tmp_path / "timerwheel").write_bytes(bytes(FILE_BYTES // 2))
+    timers = Timers(tmp_path)
+    assert timers.due(NOW_MS + 7000) == [0, 1]
+    timers.close()
+
+
+def test_a_wheel_has_its_name_only_when_all_timers_are_on_it(tmp_path: Path) -> None:
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["timerwheel.new"]
+    wheel.put(TimerSlot(NOW_MS, 52, 52, 1))
+    wheel.close()  # the process dies
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    assert wheel.is_new
+    assert wheel.slot(NOW_MS) is None
+    wheel.complete()
+    assert [path.name for path in tmp_path.iterdir()] == ["timerwheel"]
+    wheel.close()
 
 
 def test_units_fill_files_like_apaches(tmp_path: Path) -> None:
@@ -290,9 +411,14 @@ def test_units_fill_files_like_apaches(tmp_path: Path) -> None:
     full = (tmp_path / ("0" * 20)).read_bytes()
     assert full[per_file * UNIT_BYTES :][:16] == struct.pack(">iqI", SMALL_FILE_BYTES - per_file * 52, 0, 0xCBD43194)
     assert [unit.log_offset for unit in log.scan(0)] == [number * 100 for number in range(100)]
-    last = log.last()
+    last = log.last(10_000)
     assert last is not None
     assert last.log_offset == 9900
+    for end in (5000, 100 * per_file, 100):
+        last = log.last(end)
+        assert last is not None
+        assert last.log_offset == end - 100
+    assert log.last(99) is None
     log.close()
 
 
@@ -307,3 +433,14 @@ def test_timers_of_a_process_that_died_before_its_first_mark_are_due(tmp_path: P
     assert again.due(NOW_MS + 30_000) == [0, 1, 2]
     assert again.due(NOW_MS + 90_000) == [3]
     again.close()
+
+
+def test_a_file_of_the_timer_log_that_is_deleted_fails_no_flush(tmp_path: Path) -> None:
+    log = TimerLog(tmp_path, SMALL_FILE_BYTES)
+    log.truncate(0)
+    for number in range(100):
+        log.append(-1, 1, NOW_MS, NOW_MS, number * 100, 100, 0)
+    log.close()
+    (tmp_path / ("0" * 20)).unlink()  # as the event loop does when its messages are gone, at any moment
+    log.sync(0, log.end)
+    log.close()

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.following import UNREADABLE, pass_over
 from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
 from skylark.broker.topics import validate_topic
@@ -187,15 +188,23 @@ class Timers:
             if timers.queue_offset >= end:
                 self._late_ms = None
                 return False
-            message = self._read(timers.queue_offset)
-            if message is None:
+            try:
+                if not self._follow_one(timers, late_ms, now_ms):
+                    return False
+            except UNREADABLE as e:
+                pass_over(TIMER_TOPIC, 0, timers.queue_offset, repr(e))
                 timers.skip()
-                continue
-            entry = QueueEntry(message.log_offset, message.size_bytes, 0)
-            if not self._put_on_wheel(timers, message.properties, entry, late_ms, now_ms):
-                return False
         self._late_ms = late_ms
         return True
+
+    def _follow_one(self, timers: TimerStore, late_ms: int, now_ms: int) -> bool:
+        """Puts the next message of the queue on the wheel, or passes over it; False if the wheel is full."""
+        message = self._read(timers.queue_offset)
+        if message is None:
+            timers.skip()
+            return True
+        entry = QueueEntry(message.log_offset, message.size_bytes, 0)
+        return self._put_on_wheel(timers, message.properties, entry, late_ms, now_ms)
 
     def _came(self, properties: dict[str, str], appended: Appended) -> None:
         """A timer was just stored: if the queue was followed up to it, there is no need to read it again."""
@@ -208,7 +217,7 @@ class Timers:
         entry = QueueEntry(appended.log_offset, appended.size_bytes, 0)
         try:
             self._put_on_wheel(timers, properties, entry, timers.write_ms, appended.store_timestamp_ms)
-        except StoreError as e:
+        except (StoreError, *UNREADABLE) as e:
             log.warning("a timer is not on the wheel yet: %s", e)
 
     def _put_on_wheel(
@@ -258,6 +267,9 @@ class Timers:
                 except RequestFailed as e:
                     log.warning("timers wait: %s", e)
                     return False
+                except UNREADABLE as e:
+                    log.error("the timer at %d of the timer log is dropped: %r", slot.positions[slot.done], e)
+                    timers.delivered(self._store.log_max_offset)
             timers.finish_slot()
         self._slot = None
         return timers.is_behind

@@ -74,10 +74,15 @@ class TimerCheck:
     """The file, mapped. The flush thread calls `write`, and may hold up `turn_back` for as long as that takes."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError, and then nothing is left open."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.posix_fallocate(self._fd, 0, _FILE_BYTES)
-        self._map = mmap.mmap(self._fd, _FILE_BYTES)
+        try:
+            os.posix_fallocate(self._fd, 0, _FILE_BYTES)
+            self._map = mmap.mmap(self._fd, _FILE_BYTES)
+        except OSError:
+            os.close(self._fd)
+            raise
         read_ms, log_position, queue_offset, _, self._state, self._version_ms, self._counter = (
             max(value, 0) for value in _FIELDS.unpack_from(self._map)
         )

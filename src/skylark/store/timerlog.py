@@ -7,11 +7,13 @@ Big endian, 52 bytes:
 
 Files have a fixed size and are named by the position of their first byte. A unit never crosses the end of a file: 16
 bytes are always left for the blank unit (what is left of the file i32, 0 i64, `MAGIC_BLANK`). Behind the last unit
-there are zeros. Log offsets ascend from unit to unit, and so do write times.
+there are zeros. Log offsets ascend from unit to unit. Where a slot is weeks late, the write time is told as early as
+the delay has room for: the slot counts.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.store.segments import Segment, list_bases
+from skylark.store.segments import Segment, list_bases, sync_directory
 from skylark.wire.message import MAGIC_BLANK
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -29,6 +31,7 @@ MAGIC_ROLL: Final = 2  # the slot is not that of the timer yet: it is put on the
 MAGIC_DELETE: Final = 4  # a recall
 _BLANK: Final = struct.Struct(">iqI")
 _RESERVE_STEP_BYTES: Final = 1 << 20
+_MOST_LATE_MS: Final = 1 << 31
 
 
 class TimerUnit(msgspec.Struct, gc=False):
@@ -80,6 +83,7 @@ class TimerLog:
         if at + UNIT_BYTES > segment.reserved_bytes:
             segment.reserved_bytes = max(segment.reserved_bytes, at)
             segment.reserve(at + _RESERVE_STEP_BYTES)
+        write_ms = min(write_ms, slot_ms + _MOST_LATE_MS)
         delay_ms = slot_ms - write_ms
         UNIT.pack_into(
             segment.map, at, UNIT_BYTES, previous, magic, write_ms, delay_ms, log_offset, size_bytes, topic_hash, 0
@@ -153,12 +157,23 @@ class TimerLog:
                 return
             position = self.following(position)
 
-    def last(self) -> TimerUnit | None:
-        """The last unit of all."""
-        at = self.end % self._file_bytes
-        if at or self.end - self._file_bytes not in self._segments:
-            return self.unit(self.end - UNIT_BYTES) if self.end else None
-        return self.unit(self.end - self._file_bytes + self._last_in_file)
+    def last(self, log_end_offset: int) -> TimerUnit | None:
+        """The last unit that is whole and speaks of a record before an offset of the log."""
+        position = self._preceding(self.end)
+        while position >= 0:
+            unit = self.unit(position)
+            if unit is not None and unit.log_offset + unit.size_bytes <= log_end_offset:
+                return unit
+            position = self._preceding(position)
+        return None
+
+    def _preceding(self, position: int) -> int:
+        """Where the unit before a position is, or less than 0."""
+        at = position % self._file_bytes
+        if at:
+            return position - UNIT_BYTES
+        base = position - self._file_bytes
+        return base + self._last_in_file if base in self._segments else -1
 
     @property
     def _last_in_file(self) -> int:
@@ -197,8 +212,23 @@ class TimerLog:
         for base in range(start - start % self._file_bytes, end, self._file_bytes):
             segment = self._segments.get(base)
             if segment is not None:
-                segment.sync()
+                _sync(segment)
 
     def close(self) -> None:
         for segment in self._segments.values():
             segment.close()
+
+
+def _sync(segment: Segment) -> None:
+    """Syncs a file that may be deleted meanwhile, through a descriptor that nobody else closes. Raises OSError."""
+    try:
+        fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    if not segment.named_on_disk:
+        sync_directory(segment.path.parent)
+        segment.named_on_disk = True

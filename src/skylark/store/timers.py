@@ -9,7 +9,8 @@ recovered so that each message is on the wheel once:
 - a unit of the timer log is written before its slot, and recovery repairs the slots from the units that were written
   since the last mark;
 - the last unit tells how far the queue was followed;
-- a unit that speaks of a record behind the end of the log is cut off, with all that follow it.
+- a unit since the last mark that speaks of a record behind the end of the log is cut off, with all that follow it; an
+  older one is damaged, and passed over.
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -74,24 +76,25 @@ class TimerStore:
         self._store = store
         self._precision_ms = config.precision_ms
         self._window_ms = min(max(config.window_slots, 2), MAX_WINDOW_SLOTS) * config.precision_ms
-        try:
-            self._check = TimerCheck(root / "config" / "timercheck")
-            self._log = TimerLog(root / "timerlog", config.file_bytes)
-            self._wheel = TimerWheel(root / "timerwheel", config.precision_ms)
-            (root / "timerlog").mkdir(exist_ok=True)
-            sync_directory(root)
-        except OSError as error:
-            raise StoreError(f"cannot open the timers in {root}: {error}") from error
         self._now_ms = now_ms
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
         self._turning = False  # the clock is behind, and reading is about to go back
-        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(now_ms))
         self.pending = 0
-        self._recover_log(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
-        self._recover_wheel()
-        self.queue_offset = self._recover_queue_offset()
-        self._recover_reading()
+        with ExitStack() as opened:
+            try:
+                self._check = TimerCheck(root / "config" / "timercheck")
+                opened.callback(self._check.close)
+                self._log = TimerLog(root / "timerlog", config.file_bytes)
+                opened.callback(self._log.close)
+                self._wheel = TimerWheel(root / "timerwheel", config.precision_ms)
+                opened.callback(self._wheel.close)
+                (root / "timerlog").mkdir(exist_ok=True)
+                sync_directory(root)
+                self._recover(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
+            except OSError as error:
+                raise StoreError(f"cannot open the timers in {root}: {error}") from error
+            opened.pop_all()
         self.write_ms = max(self._floor(now_ms), self.read_ms)
         self._oldest = self._log.start  # no unit before it waits any more
         log.info(
@@ -103,22 +106,40 @@ class TimerStore:
         return time_ms - time_ms % self._precision_ms
 
     # --- recovery -----------------------------------------------------------------------------------------------------
+    def _recover(self, *, rebuild: bool) -> None:
+        """Brings wheel, timer log and queue in line. Raises OSError."""
+        self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(self._now_ms))
+        self._recover_log(rebuild=rebuild)
+        self._recover_wheel()
+        self._wheel.complete()
+        self.queue_offset = self._recover_queue_offset()
+        self._recover_reading()
+
     def _first_slot_ms(self, now_ms: int) -> int:
         """Where to begin reading without a mark: a process that died before its first one may have left timers."""
         return min([now_ms, *(unit.slot_ms for unit in self._log.scan(self._log.start))])
 
     def _recover_log(self, *, rebuild: bool) -> None:
         """Finds the end of the timer log, and brings the slots in line with the units since the last mark."""
-        position = self._log.start if rebuild else max(self._check.mark.log_position, self._log.start)
+        marked = self._check.mark.log_position
+        position = self._log.start if rebuild else max(marked, self._log.start)
         base = self._log.base_of(position)
         if (position - base) % UNIT_BYTES:
             position = base
-        end = position
-        for unit in self._log.scan(position, self._check.mark.log_position):
+        end, damaged = position, array("q")
+        for unit in self._log.scan(position, marked):
             if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
-                break
+                if unit.position >= marked:
+                    break
+                damaged.append(unit.position)  # since the log was on disk before the mark
+                continue
             self._revise(unit)
             end = self._log.following(unit.position)
+        if damaged:
+            log.error(
+                "%d units of the timer log lead behind the end of the log and are passed over; the first is at %d",
+                len(damaged), damaged[0],
+            )  # fmt: skip
         self._log.truncate(end)
         self._check.units_end(self._log.end)
 
@@ -167,13 +188,16 @@ class TimerStore:
                 self.pending += self._revise(unit)
 
     def _recover_queue_offset(self) -> int:
-        """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked."""
-        last = self._log.last()
+        """The first message of the queue that is not on the wheel: behind that of the last unit, or as marked if the
+        timer log has all that the mark speaks of.
+        """
+        last = self._log.last(self._store.log_max_offset)
         low = self._store.min_offset(TIMER_TOPIC, 0)
         high = self._store.max_offset(TIMER_TOPIC, 0)
         known = self._check.mark.queue_offset
         if last is not None:
-            known = max(known, self._store.offset_behind(TIMER_TOPIC, 0, last.log_offset))
+            behind_last = self._store.offset_behind(TIMER_TOPIC, 0, last.log_offset)
+            known = max(known, behind_last) if last.position >= self._check.mark.log_position else behind_last
         if not low <= known <= high:
             log.warning("timers: offset %d is outside of the queue, %d to %d", known, low, high)
         return min(max(known, low), high)
