@@ -25,7 +25,8 @@ class Timers:
     """A store and its timers, with a message for each timer."""
 
     def __init__(self, root: Path, now_ms: int = NOW_MS) -> None:
-        self.store = Store.open(StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False))
+        config = StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False, flush_interval_ms=3_600_000)
+        self.store = Store.open(config)
         self.timers = TimerStore(self.store, TimerConfig(root=root, file_bytes=SMALL_FILE_BYTES), now_ms)
         self.store.keep(self.timers.flush_later, self.timers.lowest_needed)
 
@@ -219,6 +220,27 @@ def test_after_a_power_failure_a_slot_goes_on_behind_what_was_on_disk(tmp_path: 
     (tmp_path / "config" / "timercheck").write_bytes(check[:64] + noted[64:88] + check[88:])
     timers = Timers(tmp_path, NOW_MS + 2000)
     assert timers.due(NOW_MS + 2000) == [0, 1, 2, 3, 4][on_disk:]
+    timers.close()
+
+
+def test_a_delivery_that_is_in_a_gap_of_the_log_does_not_count(tmp_path: Path) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1, 1)
+    timers.follow()
+    timers.store.flush()
+    timers.timers.advance(NOW_MS + 2000)
+    assert timers.timers.next_due() is not None
+    copy = timers.store.append(Message("topic", 0, b"delivered", {}), NOW_MS)
+    timers.timers.delivered(copy.log_end_offset)
+    timers.store.append(Message("topic", 0, b"behind", {}), NOW_MS)
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(copy.log_offset)
+        file.write(bytes(copy.size_bytes))
+    timers = Timers(tmp_path / "cut", NOW_MS + 2000)
+    assert timers.store.max_offset("topic", 0) == 2, "what is behind the gap is there"
+    assert timers.due(NOW_MS + 2000) == [0, 1]
     timers.close()
 
 

@@ -17,7 +17,7 @@
 
 The first part, with the last two, is written after everything that it speaks of is on disk. What is being read is
 written with each delivery, through a mapping, so that it survives the death of the process; it counts only if the log
-still reaches as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
+is whole as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
 back is on disk before anything is built on it.
 """
 

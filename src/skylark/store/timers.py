@@ -183,7 +183,7 @@ class TimerStore:
         on disk for certain.
         """
         reading, mark = self._check.reading, self._check.mark
-        if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.log_max_offset:
+        if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.whole_until:
             reading = Reading(self.read_ms, mark.done if mark.read_ms == self.read_ms else 0)
         self.read_ms = self._floor(reading.slot_ms)
         self.pending = sum(
