@@ -4,6 +4,9 @@ Consumer offsets and the state of pops in order are written every few seconds. U
 point says that its group has gone past its messages, a note about a pop in order says where the group stands, a copy
 in a retry topic says that its message was revived. So after an unclean stop the end of the log is read, from where it
 ended at the last write: what was acknowledged does not come back, and nothing comes before its time.
+
+After a power cut there may be gaps in the end of the log. A check point behind one moves its group on only from where
+the group is known to have been.
 """
 
 from __future__ import annotations
@@ -90,7 +93,10 @@ def _replay(store: Store, message: StoredMessage, tag: str | None, offsets: Offs
                 return 0  # it came from its timer: it tells of a pop that may be before the last reset
             behind = point.offsets[-1] + 1 if point.offsets else point.start_offset
             behind = min(behind, store.max_offset(point.topic, point.queue_id))
-            if behind > offsets.query(point.group, point.topic, point.queue_id):
+            known = offsets.query(point.group, point.topic, point.queue_id)
+            if message.log_offset >= store.whole_until and point.start_offset > max(known, 0):
+                return 0  # the check point of what lies between may be lost: all of it is popped again
+            if behind > known:
                 offsets.commit(point.group, point.topic, point.queue_id, behind, "recovery")
             return 1
         if tag == ORDER_TAG:
