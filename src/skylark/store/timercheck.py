@@ -133,6 +133,11 @@ class TimerCheck:
             _TURN.pack_into(self._map, _TURN_AT, position, turn.until_ms, turn.to_ms, turn.counter)
             os.fdatasync(self._fd)
 
+    def settle(self, reading: Reading) -> None:
+        """Replaces what was noted by what recovery made of it, on disk. Raises OSError."""
+        _READING.pack_into(self._map, _READING_AT, reading.slot_ms, reading.done, reading.log_end_offset)
+        os.fdatasync(self._fd)
+
     def encoded(self) -> bytes:
         """The first part, as a slave asks for it."""
         return self._encode(self.mark)

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.store.segments import Segment, list_bases
+from skylark.store.segments import Segment, list_bases, sync_directory
 from skylark.wire.message import MAGIC_BLANK
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -198,6 +198,12 @@ class TimerLog:
             segment = self._segments.get(base)
             if segment is not None:
                 segment.sync()
+
+    def settle(self) -> None:
+        """Brings to disk what `truncate` made: the zeros behind the end, and that the files behind it are gone."""
+        if self._segments:
+            self._segments[max(self._segments)].sync()
+            sync_directory(self._directory)
 
     def close(self) -> None:
         for segment in self._segments.values():

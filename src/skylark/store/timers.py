@@ -92,6 +92,8 @@ class TimerStore:
         self._recover_wheel()
         self.queue_offset = self._recover_queue_offset()
         self._recover_reading()
+        if not store.was_clean:
+            self._settle()
         self.write_ms = max(self._floor(now_ms), self.read_ms)
         self._oldest = self._log.start  # no unit before it waits any more
         log.info(
@@ -191,6 +193,17 @@ class TimerStore:
         )
         if reading.done and (slot := self._wheel.slot(self.read_ms)) is not None:
             self._slot = self._open_slot(slot, reading.done)
+
+    def _settle(self) -> None:
+        """Brings to disk what recovery made: else, after another power failure, units and slots that it took away are
+        there once more, and may speak of records that have come to the log in the meantime.
+        """
+        try:
+            self._log.settle()
+            self._wheel.sync()
+            self._check.settle(Reading(self.read_ms, self._slot.done if self._slot is not None else 0))
+        except OSError as error:
+            raise StoreError(f"the recovered timers can't be brought to disk: {error}") from error
 
     # --- putting timers on the wheel ----------------------------------------------------------------------------------
     def advance(self, now_ms: int) -> None:
