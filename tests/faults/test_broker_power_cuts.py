@@ -1,8 +1,8 @@
 """The power of a broker fails again and again: with synchronous flush nothing acknowledged is lost.
 
 Messages are sent, delayed by a level or by a timer, popped, popped in order, acknowledged, pulled and committed,
-prepared and ended in transactions. Each of the clients below knows what it was told, and what the broker then must have after a
-cut. An answer counts when the log is on disk up to where it ended then, which is what SYNC_FLUSH waits for.
+prepared and ended in transactions. Each of the clients knows what it was told, and what the broker then must have after
+a cut. An answer counts when the log is on disk up to where it ended then, which is what SYNC_FLUSH waits for.
 """
 
 from __future__ import annotations
@@ -518,7 +518,8 @@ class Producer:
         found = Counter(message.body for message in self._life.messages_of(TRANSACTED))
         for body, count in found.items():
             assert count == 1, f"the transaction {body!r} came {count} times"
-            assert body in self._tried and self._to_commit[body], f"nobody committed {body!r}"
+            assert body in self._tried, f"nobody ended {body!r}"
+            assert self._to_commit[body], f"{body!r} was rolled back"
         for half in self._safe.values():
             assert found[half.body] == half.is_to_commit, f"{half} ended, and is there {found[half.body]} times"
         return found
