@@ -24,13 +24,20 @@ SMALL_FILE_BYTES = 4096
 SLOTS_AT = NOW_MS // 1000 % 1_209_600 * 32
 
 
+def open_store(root: Path) -> Store:
+    return Store.open(StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False, flush_interval_ms=3_600_000))
+
+
 class Timers:
     """A store and its timers, with a message for each timer."""
 
     def __init__(self, root: Path, now_ms: int = NOW_MS) -> None:
-        config = StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False, flush_interval_ms=3_600_000)
-        self.store = Store.open(config)
-        self.timers = TimerStore(self.store, TimerConfig(root=root, file_bytes=SMALL_FILE_BYTES), now_ms)
+        self.store = open_store(root)
+        self.open_timers(now_ms)
+
+    def open_timers(self, now_ms: int) -> None:
+        config = TimerConfig(root=self.store.config.root, file_bytes=SMALL_FILE_BYTES)
+        self.timers = TimerStore(self.store, config, now_ms)
         self.store.keep(self.timers.flush_later, self.timers.lowest_needed)
 
     def send(self, *delays_s: int, body: bytes = b"x") -> None:
@@ -244,6 +251,30 @@ def test_a_delivery_that_is_in_a_gap_of_the_log_does_not_count(tmp_path: Path) -
     timers = Timers(tmp_path / "cut", NOW_MS + 2000)
     assert timers.store.max_offset("topic", 0) == 2, "what is behind the gap is there"
     assert timers.due(NOW_MS + 2000) == [0, 1]
+    timers.close()
+
+
+def test_units_of_lost_records_are_cut_off_also_when_the_log_has_grown_again(tmp_path: Path) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1)
+    timers.follow()
+    timers.store.flush()
+    timers.send(5)
+    timers.follow()
+    lost = timers.store.entry(TIMER_TOPIC, 0, 1)
+    assert lost is not None
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(lost.log_offset)
+        file.write(bytes(lost.size_bytes))
+    timers = Timers.__new__(Timers)
+    timers.store = open_store(tmp_path / "cut")
+    timers.send(100)  # before anybody has opened the timers
+    timers.open_timers(NOW_MS)
+    timers.follow()
+    assert timers.due(NOW_MS + 10_000) == [0]
+    assert timers.due(NOW_MS + 110_000) == [1]
     timers.close()
 
 

@@ -9,7 +9,8 @@ recovered so that each message is on the wheel once:
 - a unit of the timer log is written before its slot, and recovery repairs the slots from the units that were written
   since the last mark;
 - the last unit tells how far the queue was followed;
-- a unit that speaks of a record behind the end of the log is cut off, with all that follow it.
+- a unit that speaks of a record behind the end of the log as it was recovered, or behind its first gap, is cut off,
+  with all that follow it, and put from the queue again.
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
@@ -117,7 +118,8 @@ class TimerStore:
             position = base
         end = position
         for unit in self._log.scan(position, self._check.mark.log_position):
-            if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
+            # Not the log's end of now: what came since the start may be where a lost record was.
+            if unit.log_offset + unit.size_bytes > self._store.whole_until:
                 break
             self._revise(unit)
             end = self._log.following(unit.position)
