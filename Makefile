@@ -80,9 +80,9 @@ $(OLDER_SPARK)/.done: requirements/older-spark.txt $(DEV)
 	@touch $@
 
 # In several processes, since what a store had open when its power was cut stays open.
-power-cuts: $(DEV) compiled ## cut the power of a store 10,000 times, which takes some minutes
+power-cuts: $(DEV) compiled ## cut the power of stores and brokers 10,000 times, which takes some minutes
 	for seed in 0 1000 2000 3000; do \
-		SKYLARK_POWER_CUTS=2500 SKYLARK_POWER_SEED=$$seed $(BIN)/python -m pytest -n 0 tests/faults/test_power_cuts.py $(ARGS); done
+		SKYLARK_POWER_CUTS=1250 SKYLARK_POWER_SEED=$$seed $(BIN)/python -m pytest -n 0 $(wildcard tests/faults/test_*power_cuts.py) $(ARGS); done
 
 interop: $(DEV) ## fetch Apache's clients and server for the tests that use them
 	$(BIN)/python tools/interop_setup.py

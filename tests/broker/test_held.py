@@ -18,7 +18,7 @@ from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, bodies
 from skylark.broker.config import BrokerConfig
 from skylark.broker.delay import Delayed
 from skylark.broker.halves import GROUP as HALVES_GROUP
-from skylark.broker.halves import Fate
+from skylark.broker.halves import Fate, store_again
 from skylark.broker.held import HeldTable
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
@@ -280,3 +280,45 @@ def test_a_delay_level_without_an_entry_begins_where_its_queue_does(tmp_path: Pa
         assert delayed.table.offset_table == {1: low}
         delayed.table.offset_table[1] = 60
     store.close()
+
+
+def test_a_check_point_behind_a_gap_of_the_log_does_not_pass_over_what_lies_before(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path / "running")
+    broker.send("a", "b", "c")
+    broker.save()
+    (a,) = broker.pop(max_msg_nums=1)
+    assert bodies(broker.pop(max_msg_nums=1)) == ["b"]
+    lost = broker.store.entry("rmq_sys_wheel_timer", 0, 0)
+    assert lost is not None
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    broker.store.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(lost.log_offset)
+        file.write(bytes(lost.size_bytes))
+    again = PopBroker(tmp_path / "cut", broker.now_ms)
+    assert a.body in bodies(again.pop())
+    again.store.close()
+
+
+def test_a_copy_of_a_half_that_is_not_whole_does_not_stand_for_it(tmp_path: Path) -> None:
+    """The index may lead there after a power cut, when the disk had its pages before those of the log."""
+    undecided = Undecided(tmp_path / "running")
+    undecided.send(b"x")
+    undecided.store.flush()
+    half = undecided.halves.at(0)
+    assert half is not None
+    copy = store_again(undecided.put, half, half.properties | {"TRANSACTION_CHECK_TIMES": "1"}, HALF_TOPIC, START_MS)
+    assert copy is not None
+    undecided.send(b"lost")
+    lost = undecided.halves.at(2)
+    assert lost is not None
+    undecided.send(b"behind")
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    undecided.store.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(copy.log_end_offset - 20)
+        file.write(bytes(20 + lost.size_bytes))
+    again = Undecided(tmp_path / "cut")
+    assert [record[-20:] for record in again.store.query(HALF_TOPIC, "x", 9, 0, 1 << 60).slices][1:] == [bytes(20)]
+    assert again.handled() == [b"x", b"behind"]
+    again.store.close()

@@ -4,17 +4,36 @@
 they were at their last sync. `cut` makes a directory from the copies: a file has its copy, with a random subset of the
 4 KiB pages or 512 byte sectors that were written since, and a random choice of its two sizes; a name that was added,
 removed or given to another file since is there or not, each by itself.
+
+`live_through` lets a `Life`, a store or a broker in a directory, go on from one cut to the next.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import shutil
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+
+from skylark.store.index import IndexFile
+from skylark.store.lock import DirectoryLock
+from skylark.store.segments import Segment
+from store.small_store import MEMORY, START_MS
+
+SEED = int(os.environ.get("SKYLARK_POWER_SEED", "0"))
+CUTS_A_LIFE = 20  # of one directory
+
+
+def cuts_wanted(usual: int) -> int:
+    return int(os.environ.get("SKYLARK_POWER_CUTS", usual))
 
 
 class PowerCut(BaseException):
@@ -110,3 +129,80 @@ class Disk:
 
 def _content(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+class Life:
+    """Something that lives in the directory `root`, until its power was cut some times."""
+
+    def __init__(self, directory: Path, disk: Disk, chance: random.Random) -> None:
+        self._directory = directory
+        self._disk = disk
+        self.chance = chance
+        self.now_ms = START_MS
+        self.root = directory / "0"
+        self.root.mkdir()
+        disk.settle(self.root)
+
+    def step(self) -> None:
+        """Opens it, if it is not, and checks what the cut left; else does something by chance."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Power stays: what must still be there is looked for, and all is closed."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """The power is gone. Lets go of what is open; nothing of that reaches the disk any more."""
+        raise NotImplementedError
+
+    def run(self, cuts: int) -> None:
+        for number in range(1, cuts + 1):
+            # At once, during recovery, or at a sync of later.
+            self._disk.syncs_left = self.chance.choice((1, 4, 10, 30, 60, 100))
+            try:
+                while True:
+                    self.step()
+            except PowerCut:
+                self._cut(self._directory / str(number))
+        self.finish()
+
+    def _cut(self, target: Path) -> None:
+        self._disk.cut(self.root, target)
+        with suppress(PowerCut):
+            self.abandon()
+        self._disk.forget()
+        shutil.rmtree(self.root)
+        self.root = target
+        self._disk.settle(target)
+
+
+def live_through(
+    monkeypatch: pytest.MonkeyPatch, cuts: int, begin: Callable[[Path, Disk, random.Random], Life]
+) -> None:
+    """As many lives as it takes; a failure tells the seed that shows it."""
+    for life in range(-(-cuts // CUTS_A_LIFE)):
+        seed = SEED + life
+        chance = random.Random(seed)
+        random.seed(seed)  # for what is left to chance by a broker
+        directory = Path(mkdtemp(dir=MEMORY))
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, chance)
+            gc.disable()
+            try:
+                begin(directory, disk, chance).run(CUTS_A_LIFE)
+            except Exception as error:
+                raise AssertionError(f"SKYLARK_POWER_SEED={seed} shows it") from error
+            finally:
+                disk.forget()
+                _close_what_is_left()
+                gc.enable()
+        shutil.rmtree(directory)
+
+
+def _close_what_is_left() -> None:
+    """What stores had open when their power was cut."""
+    for left in gc.get_objects():
+        if isinstance(left, Segment) or (isinstance(left, IndexFile) and not left.map.closed):
+            left.close()
+        elif isinstance(left, DirectoryLock):
+            left.release()

@@ -6,30 +6,19 @@ Each oracle below tells of one kind of file what a cut may not take from it.
 
 from __future__ import annotations
 
-import gc
-import os
 import random
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Protocol
 
 import pytest
 
-from faults.power import Disk, PowerCut
+from faults.power import Disk, Life, cuts_wanted, live_through
 from skylark.store import Store
-from skylark.store.index import IndexFile
-from skylark.store.lock import DirectoryLock
-from skylark.store.segments import Segment
 from skylark.wire.message import Message
 from skylark.wire.records import BatchPart, decode_record
-from store.small_store import MEMORY, START_MS, small_config
+from store.small_store import small_config
 
-CUTS = int(os.environ.get("SKYLARK_POWER_CUTS", "300"))
-SEED = int(os.environ.get("SKYLARK_POWER_SEED", "0"))
-CUTS_A_LIFE = 20  # of one directory
 Queue = tuple[str, int]
 QUEUES = [("a", 0), ("a", 1), ("b", 0)]
 
@@ -136,43 +125,21 @@ class Queues:
         self.flushed()
 
 
-class Life:
-    """A store in a directory, until its power was cut some times."""
+class StoreLife(Life):
+    """A store, whose flushes come when they come."""
 
-    def __init__(self, directory: Path, disk: Disk, chance: random.Random, oracles: list[Oracle]) -> None:
-        self._directory = directory
-        self._disk = disk
-        self._chance = chance
-        self._oracles = oracles
-        self._now_ms = START_MS
-        self._root = directory / "0"
-        self._root.mkdir()
-        disk.settle(self._root)
+    def __init__(self, directory: Path, disk: Disk, chance: random.Random) -> None:
+        super().__init__(directory, disk, chance)
+        self._oracles: list[Oracle] = [Queues()]
         self._store: Store | None = None
 
-    def run(self, cuts: int) -> None:
-        for number in range(1, cuts + 1):
-            # At once, during recovery, or at a sync of later.
-            self._disk.syncs_left = self._chance.choice((1, 4, 10, 30, 60, 100))
-            try:
-                while True:
-                    self._live()
-            except PowerCut:
-                self._cut(self._directory / str(number))
-        self._disk.syncs_left = None
-        self._open()
-        self._close()
-
-    def _live(self) -> None:
-        chance = self._chance
-        if self._store is None:
-            self._open()
-        store = self._store
-        assert store is not None
-        self._now_ms += chance.randrange(2000)
+    def step(self) -> None:
+        chance = self.chance
+        store = self._store or self._open()
+        self.now_ms += chance.randrange(2000)
         what = chance.random()
         if what < 0.75:
-            chance.choice(self._oracles).use(chance, self._now_ms)
+            chance.choice(self._oracles).use(chance, self.now_ms)
         elif what < 0.9:
             if store._flusher.flush_log():
                 self._oracles[0].flushed()
@@ -181,56 +148,29 @@ class Life:
             for oracle in self._oracles:
                 oracle.flushed()
         else:
-            self._close()
+            self._close(store)
 
-    def _open(self) -> None:
-        self._store = Store.open(small_config(self._root, index_entries=60, segment_bytes=1 << 14))
+    def finish(self) -> None:
+        self._close(self._open())
+
+    def abandon(self) -> None:
+        old, self._store = self._store, None
+        if old is not None:
+            old.close()
+
+    def _open(self) -> Store:
+        self._store = Store.open(small_config(self.root, index_entries=60, segment_bytes=1 << 14))
         for oracle in self._oracles:
-            oracle.opened(self._store, self._now_ms)
+            oracle.opened(self._store, self.now_ms)
+        return self._store
 
-    def _close(self) -> None:
-        assert self._store is not None
-        self._store.close()
+    def _close(self, store: Store) -> None:
+        store.close()
         for oracle in self._oracles:
             oracle.closed()
         self._store = None
 
-    def _cut(self, target: Path) -> None:
-        self._disk.cut(self._root, target)
-        old, self._store = self._store, None
-        if old is not None:
-            with suppress(PowerCut):
-                old.close()
-        self._disk.forget()
-        shutil.rmtree(self._root)
-        self._root = target
-        self._disk.settle(target)
-
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the flush thread's power
 def test_nothing_acknowledged_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    for life in range(-(-CUTS // CUTS_A_LIFE)):
-        seed = SEED + life
-        chance = random.Random(seed)
-        directory = Path(mkdtemp(dir=MEMORY))
-        with monkeypatch.context() as patch:
-            disk = Disk(patch, chance)
-            gc.disable()
-            try:
-                Life(directory, disk, chance, [Queues()]).run(CUTS_A_LIFE)
-            except Exception as error:
-                raise AssertionError(f"SKYLARK_POWER_SEED={seed} shows it") from error
-            finally:
-                disk.forget()
-                close_what_is_left()
-                gc.enable()
-        shutil.rmtree(directory)
-
-
-def close_what_is_left() -> None:
-    """What stores had open when their power was cut."""
-    for left in gc.get_objects():
-        if isinstance(left, Segment) or (isinstance(left, IndexFile) and not left.map.closed):
-            left.close()
-        elif isinstance(left, DirectoryLock):
-            left.release()
+    live_through(monkeypatch, cuts_wanted(300), StoreLife)

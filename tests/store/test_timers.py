@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faults.power import Disk
 from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore, segments
 from skylark.store.timerlog import UNIT_BYTES, TimerLog
 from skylark.store.timerwheel import FILE_BYTES, TimerSlot, TimerWheel
@@ -23,12 +26,20 @@ LOG_OFFSET_AT = struct.calcsize(">iqiqi")
 SLOTS_AT = NOW_MS // 1000 % 1_209_600 * 32
 
 
+def open_store(root: Path) -> Store:
+    return Store.open(StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False, flush_interval_ms=3_600_000))
+
+
 class Timers:
     """A store and its timers, with a message for each timer."""
 
     def __init__(self, root: Path, now_ms: int = NOW_MS) -> None:
-        self.store = Store.open(StoreConfig(root=root, segment_bytes=1 << 16, index_enabled=False))
-        self.timers = TimerStore(self.store, TimerConfig(root=root, file_bytes=SMALL_FILE_BYTES), now_ms)
+        self.store = open_store(root)
+        self.open_timers(now_ms)
+
+    def open_timers(self, now_ms: int) -> None:
+        config = TimerConfig(root=self.store.config.root, file_bytes=SMALL_FILE_BYTES)
+        self.timers = TimerStore(self.store, config, now_ms)
         self.store.keep(self.timers.flush_later, self.timers.lowest_needed)
 
     def send(self, *delays_s: int, body: bytes = b"x") -> None:
@@ -283,6 +294,115 @@ def test_after_a_power_failure_a_slot_goes_on_behind_what_was_on_disk(tmp_path: 
     (tmp_path / "config" / "timercheck").write_bytes(check[:64] + noted[64:88] + check[88:])
     timers = Timers(tmp_path, NOW_MS + 2000)
     assert timers.due(NOW_MS + 2000) == [0, 1, 2, 3, 4][on_disk:]
+    timers.close()
+
+
+def test_a_delivery_that_is_in_a_gap_of_the_log_does_not_count(tmp_path: Path) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1, 1)
+    timers.follow()
+    timers.store.flush()
+    timers.timers.advance(NOW_MS + 2000)
+    assert timers.timers.next_due() is not None
+    copy = timers.store.append(Message("topic", 0, b"delivered", {}), NOW_MS)
+    timers.timers.delivered(copy.log_end_offset)
+    timers.store.append(Message("topic", 0, b"behind", {}), NOW_MS)
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(copy.log_offset)
+        file.write(bytes(copy.size_bytes))
+    timers = Timers(tmp_path / "cut", NOW_MS + 2000)
+    assert timers.store.max_offset("topic", 0) == 2, "what is behind the gap is there"
+    assert timers.due(NOW_MS + 2000) == [0, 1]
+    timers.close()
+
+
+def test_units_of_lost_records_are_cut_off_also_when_the_log_has_grown_again(tmp_path: Path) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1)
+    timers.follow()
+    timers.store.flush()
+    timers.send(5)
+    timers.follow()
+    lost = timers.store.entry(TIMER_TOPIC, 0, 1)
+    assert lost is not None
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(lost.log_offset)
+        file.write(bytes(lost.size_bytes))
+    timers = Timers.__new__(Timers)
+    timers.store = open_store(tmp_path / "cut")
+    timers.send(100)  # before anybody has opened the timers
+    timers.open_timers(NOW_MS)
+    timers.follow()
+    assert timers.due(NOW_MS + 10_000) == [0]
+    assert timers.due(NOW_MS + 110_000) == [1]
+    timers.close()
+
+
+class NothingUnsynced(random.Random):
+    """The worst of chances for a cut: nothing survives that was not synced."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, of: Any) -> Any:
+        return of[0]
+
+
+def test_what_recovery_cut_off_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1)
+    timers.follow()
+    timers.store.flush()
+    timers.send(5, 5)
+    timers.follow()
+    lost = timers.store.entry(TIMER_TOPIC, 0, 1)
+    assert lost is not None
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(lost.log_offset)
+        file.write(bytes(2 * lost.size_bytes))
+    disk = Disk(monkeypatch, NothingUnsynced())
+    disk.settle(tmp_path / "cut")
+    timers = Timers(tmp_path / "cut")
+    timers.send(100, 100)  # where the log had the lost ones
+    timers.follow()
+    timers.store._flusher.flush_log()
+    disk.cut(tmp_path / "cut", tmp_path / "again")
+    timers.close()
+    timers = Timers(tmp_path / "again")
+    timers.follow()
+    assert timers.due(NOW_MS + 10_000) == [0]
+    assert timers.due(NOW_MS + 110_000) == [1, 2]
+    timers.close()
+    disk.forget()
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_a_note_that_did_not_count_never_does(tmp_path: Path, is_again: bool) -> None:
+    timers = Timers(tmp_path / "running")
+    timers.send(1, 1)
+    timers.follow()
+    timers.store.flush()
+    timers.timers.advance(NOW_MS + 2000)
+    assert timers.timers.next_due() is not None
+    copy = timers.store.append(Message("topic", 0, b"delivered", {}), NOW_MS)
+    timers.timers.delivered(copy.log_end_offset)
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    timers.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(copy.log_offset)
+        file.write(bytes(copy.size_bytes))
+    timers = Timers(tmp_path / "cut", NOW_MS + 2000)
+    if is_again:
+        timers.store.append(Message("topic", 0, b"something else", {}), NOW_MS)
+        timers.close()
+        timers = Timers(tmp_path / "cut", NOW_MS + 2000)
+    assert timers.due(NOW_MS + 2000) == [0, 1]
     timers.close()
 
 

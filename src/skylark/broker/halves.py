@@ -260,10 +260,16 @@ class Halves:
                 found = decode_record(record, check_crc=False)
             except BadRecord:
                 continue
-            if (found.unique_key, found.topic, found.born_timestamp_ms, found.born_host) == (
+            is_same = (found.unique_key, found.topic, found.born_timestamp_ms, found.born_host) == (
                 key, topic, half.born_timestamp_ms, half.born_host,
-            ):  # fmt: skip
+            )  # fmt: skip
+            if is_same and self._is_in_its_queue(found):
                 yield found
+
+    def _is_in_its_queue(self, message: StoredMessage) -> bool:
+        """After a power cut the index may lead to what is not whole, and was passed over when the store was opened."""
+        entry = self._store.entry(message.topic, message.queue_id, message.queue_offset)
+        return entry is not None and entry.log_offset == message.log_offset
 
 
 def _real_topic(half: StoredMessage) -> str:

@@ -5,7 +5,9 @@ point says that its group has gone past its messages, a note about a pop in orde
 in a retry topic says that its message was revived. So after an unclean stop the end of the log is read, from where it
 ended at the last write: what was acknowledged does not come back, and nothing comes before its time.
 
-What is said about a topic that was deleted afterwards counts no more: one of the same name has other messages.
+What is said about a topic that was deleted afterwards counts no more: one of the same name has other messages. After a
+power cut there may be gaps in the end of the log. A check point behind one moves its group on only from where the group
+is known to have been.
 """
 
 from __future__ import annotations
@@ -100,7 +102,10 @@ def _replay(store: Store, message: StoredMessage, offsets: Offsets, orders: Orde
                 return 0
             behind = point.offsets[-1] + 1 if point.offsets else point.start_offset
             behind = min(behind, store.max_offset(point.topic, point.queue_id))
-            if behind > offsets.query(point.group, point.topic, point.queue_id):
+            known = offsets.query(point.group, point.topic, point.queue_id)
+            if message.log_offset >= store.whole_until and point.start_offset > max(known, 0):
+                return 0  # the check point of what lies between may be lost: all of it is popped again
+            if behind > known:
                 offsets.commit(point.group, point.topic, point.queue_id, behind, "recovery")
             return 1
         if tag == ORDER_TAG:

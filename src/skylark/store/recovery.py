@@ -42,8 +42,8 @@ INDEX_REBUILD_MAX_BYTES = 256 << 20
 
 
 class Recovered(msgspec.Struct):
-    """What recovery found: where it started, the end of the log and its last record, how much before that was damaged,
-    and how long the record was that had been begun behind it."""
+    """What recovery found: where it started, the end of the log and its last record, how much before that was damaged
+    and from where on, and how long the record was that had been begun behind it."""
 
     start_offset: int = 0
     end_offset: int = 0
@@ -52,6 +52,7 @@ class Recovered(msgspec.Struct):
     record_count: int = 0
     index_behind: bool = False  # there was no room in it for all
     damaged_bytes: int = 0
+    whole_until: int = 0  # the first damage, or the end
     cut_bytes: int = 0
 
     @property
@@ -136,6 +137,7 @@ def _dispatch_tail(
         result.record_count += 1
     result.end_offset = scan.end_offset
     result.damaged_bytes = damage.size_bytes
+    result.whole_until = min(damage.stretches, default=scan.end_offset)
     result.cut_bytes = _begun_bytes(commit_log, scan.end_offset)
     commit_log.truncate(scan.end_offset)
     return result

@@ -113,6 +113,8 @@ class Store:
             self._log, self._queues, self._index, self._checkpoint, self._dispatcher, self._distrust_queues, clean=clean
         )
         self._index_behind = found.index_behind
+        # What was written before this is in the log; of what came later, some may be lost although the rest is there.
+        self.whole_until = found.whole_until
         self._deleted.keep_within(self._log.min_offset, found.end_offset)
         # After a clean stop there is nothing to say; a crash, and what it cost, is for whoever runs this to know.
         log.log(

@@ -17,7 +17,7 @@
 
 The first part, with the last two, is written after everything that it speaks of is on disk. What is being read is
 written with each delivery, through a mapping, so that it survives the death of the process; it counts only if the log
-still reaches as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
+is whole as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
 back is on disk before anything is built on it.
 """
 
@@ -137,6 +137,11 @@ class TimerCheck:
             self.turn = Turn(position, turn.until_ms, turn.to_ms, turn.counter)
             _TURN.pack_into(self._map, _TURN_AT, position, turn.until_ms, turn.to_ms, turn.counter)
             os.fdatasync(self._fd)
+
+    def settle(self, reading: Reading) -> None:
+        """Replaces what was noted by what recovery made of it, on disk. Raises OSError."""
+        _READING.pack_into(self._map, _READING_AT, reading.slot_ms, reading.done, reading.log_end_offset)
+        os.fdatasync(self._fd)
 
     def encoded(self) -> bytes:
         """The first part, as a slave asks for it."""

@@ -214,6 +214,12 @@ class TimerLog:
             if segment is not None:
                 _sync(segment)
 
+    def settle(self) -> None:
+        """Brings to disk what `truncate` made: the zeros behind the end, and that the files behind it are gone."""
+        if self._segments:
+            self._segments[max(self._segments)].sync()
+            sync_directory(self._directory)
+
     def close(self) -> None:
         for segment in self._segments.values():
             segment.close()

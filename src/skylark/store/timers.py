@@ -9,8 +9,9 @@ recovered so that each message is on the wheel once:
 - a unit of the timer log is written before its slot, and recovery repairs the slots from the units that were written
   since the last mark;
 - the last unit tells how far the queue was followed;
-- a unit since the last mark that speaks of a record behind the end of the log is cut off, with all that follow it; an
-  older one is damaged, and passed over.
+- a unit since the last mark that speaks of a record behind the end of the log as it was recovered, or behind its first
+  gap, is cut off, with all that follow it, and put from the queue again; an older one behind the end of the log is
+  damaged, and passed over.
 
 A timer for any time within (T, T + precision] is in slot T, and a slot is read when its moment is over: nothing is due
 before its time.
@@ -92,6 +93,8 @@ class TimerStore:
                 (root / "timerlog").mkdir(exist_ok=True)
                 sync_directory(root)
                 self._recover(rebuild=self._wheel.is_new or any(root.glob("timerwheel.*")))
+                if not store.was_clean:
+                    self._settle()
             except OSError as error:
                 raise StoreError(f"cannot open the timers in {root}: {error}") from error
             opened.pop_all()
@@ -128,9 +131,11 @@ class TimerStore:
             position = base
         end, damaged = position, array("q")
         for unit in self._log.scan(position, marked):
-            if unit.log_offset + unit.size_bytes > self._store.log_max_offset:
-                if unit.position >= marked:
-                    break
+            record_end = unit.log_offset + unit.size_bytes
+            # Not the log's end of now: what came since the start may be where a lost record was.
+            if unit.position >= marked and record_end > self._store.whole_until:
+                break
+            if record_end > self._store.log_max_offset:
                 damaged.append(unit.position)  # since the log was on disk before the mark
                 continue
             self._revise(unit)
@@ -207,7 +212,7 @@ class TimerStore:
         on disk for certain.
         """
         reading, mark = self._check.reading, self._check.mark
-        if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.log_max_offset:
+        if reading.slot_ms < self.read_ms or reading.log_end_offset > self._store.whole_until:
             reading = Reading(self.read_ms, mark.done if mark.read_ms == self.read_ms else 0)
         self.read_ms = self._floor(reading.slot_ms)
         self.pending = sum(
@@ -215,6 +220,14 @@ class TimerStore:
         )
         if reading.done and (slot := self._wheel.slot(self.read_ms)) is not None:
             self._slot = self._open_slot(slot, reading.done)
+
+    def _settle(self) -> None:
+        """Brings to disk what recovery made: else, after another power failure, units and slots that it took away are
+        there once more, and may speak of records that have come to the log in the meantime. Raises OSError.
+        """
+        self._log.settle()
+        self._wheel.sync()
+        self._check.settle(Reading(self.read_ms, self._slot.done if self._slot is not None else 0))
 
     # --- putting timers on the wheel ----------------------------------------------------------------------------------
     def advance(self, now_ms: int) -> None:
