@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.store import TIMER_TOPIC, Store, StoreConfig, TimerConfig, TimerStore
+from skylark.store.timercheck import TimerCheck
 from skylark.store.timerlog import UNIT_BYTES
+from skylark.store.timerwheel import TimerSlot, TimerWheel
 from skylark.wire.message import Message
 
 NOW_MS = 1_700_000_000_000
@@ -151,6 +154,55 @@ def test_a_broker_that_stopped_while_the_clock_was_ahead(tmp_path: Path, is_kill
         assert timers.turn(NOW_MS + 7_000) == []
     assert timers.settle(NOW_MS + 11_000) == [second, third]
     assert timers.settle(NOW_MS + 2 * HOUR_MS) == []
+    timers.close()
+
+
+@pytest.mark.parametrize("is_marked_ahead", [False, True])
+def test_a_disk_that_takes_no_mark_does_not_hold_timers_up(tmp_path: Path, is_marked_ahead: bool) -> None:
+    timers = Timers(tmp_path / "a")
+    first = timers.send(NOW_MS + 10_000)
+    timers.settle(NOW_MS)
+    assert (timers.settle if is_marked_ahead else timers.turn)(NOW_MS + HOUR_MS) == [first]
+    new, newest = timers.send(NOW_MS + 12_000), timers.send(NOW_MS + 30_000)
+    for _ in range(1000):  # from here on nothing is flushed
+        assert timers.turn(NOW_MS + 3_000) == []
+    assert timers.turn(NOW_MS + 13_000) == [new]
+    root = timers.copy(tmp_path / "b")
+    timers.close()
+    timers = Timers(root, NOW_MS + 14_000)
+    assert timers.settle(NOW_MS + 14_000) == []
+    assert timers.settle(NOW_MS + 31_000) == [newest]
+    assert timers.settle(NOW_MS + 2 * HOUR_MS) == []
+    timers.close()
+
+
+def test_a_mark_that_is_taken_amid_a_turn_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(tmp_path)
+    first = timers.send(NOW_MS + 10_000)
+    timers.settle(NOW_MS)
+    assert timers.settle(NOW_MS + HOUR_MS) == [first]
+    slots, taken = TimerWheel.slots, []
+
+    def slots_while_a_mark_is_taken(self: TimerWheel) -> Iterator[TimerSlot]:
+        taken.append(timers.timers.flush_later())  # by the flush thread
+        return slots(self)
+
+    for _ in range(2):
+        timers.turn(NOW_MS + 3_000)
+    flush = timers.timers.flush_later()
+    timers.turn(NOW_MS + 3_000)
+    flush()
+    monkeypatch.setattr(TimerWheel, "slots", slots_while_a_mark_is_taken)
+    timers.turn(NOW_MS + 3_000)
+    monkeypatch.undo()
+    (flush,) = taken
+    check = TimerCheck(tmp_path / "config" / "timercheck")
+    assert check.read_ms == NOW_MS + 3_000
+    flush()
+    again = TimerCheck(tmp_path / "config" / "timercheck")
+    assert again.read_ms == NOW_MS + 3_000
+    check.close()
+    again.close()
     timers.close()
 
 

@@ -97,7 +97,7 @@ class TimerCheck:
     def read_ms(self) -> int:
         """The moment of the mark, or that of a turn back since then."""
         turn = self.turn
-        is_newer = turn.counter == self._counter and turn.until_ms == self.mark.read_ms
+        is_newer = turn.counter == self._counter and turn.until_ms >= self.mark.read_ms
         return turn.to_ms if turn.until_ms and is_newer else self.mark.read_ms
 
     def write(self, mark: TimerMark, now_ms: int, turn: Turn) -> None:

@@ -46,6 +46,7 @@ MAX_WINDOW_SLOTS: Final = SLOTS // 2 - 60
 _MOST_SLOTS_A_TURN: Final = 20_000
 _MOST_UNITS_A_TURN: Final = 5_000
 _MOST_BEHIND_MS: Final = 5_000  # a clock that is set back no further is waited for
+_MOST_TURNS_WAITED: Final = 600  # there are ten a second
 _MARK_INTERVAL_MS: Final = 60_000  # while nothing but the time changes
 
 
@@ -81,6 +82,7 @@ class TimerStore:
         self._changed = True  # since the last mark
         self._slot: DueSlot | None = None  # being read
         self._turning = False  # the clock is behind, and reading is about to go back
+        self._turns_waited = 0
         self.pending = 0
         with ExitStack() as opened:
             try:
@@ -113,6 +115,7 @@ class TimerStore:
         """Brings wheel, timer log and queue in line. Raises OSError."""
         self.read_ms = self._floor(self._check.read_ms or self._first_slot_ms(self._now_ms))
         self._recover_log(rebuild=rebuild)
+        self._turn = self._check.turn  # that `read_ms` is of
         self._recover_wheel()
         self._wheel.complete()
         self.queue_offset = self._recover_queue_offset()
@@ -246,10 +249,11 @@ class TimerStore:
 
     def _turn_back(self, moment_ms: int) -> None:
         """Lets reading go back to the present time, once all that was due by the wrong clock is read and the mark on
-        disk says so: deliveries that a power failure could undo must not be forgotten.
+        disk says so: deliveries that a power failure could undo must not be forgotten. A disk that takes no mark is
+        waited for a minute or so; without a power failure the rest of the files tells the same.
         """
         if not self._turning:
-            self._turning = True
+            self._turning, self._turns_waited = True, 0
             log.warning(
                 "the clock is %d s behind what timers were delivered up to: it was ahead, and they go back with it",
                 (self.write_ms - moment_ms) // 1000,
@@ -258,7 +262,8 @@ class TimerStore:
             self.write_ms += self._precision_ms
         if self._slot is not None or self.read_ms < self.write_ms:
             return
-        if not self._check.is_marked(self.read_ms):
+        if not self._check.is_marked(self.read_ms) and self._turns_waited < _MOST_TURNS_WAITED:
+            self._turns_waited += 1
             self._changed = True
             return
         try:
@@ -269,6 +274,7 @@ class TimerStore:
             if moment_ms <= slot.time_ms < self.read_ms:
                 self._wheel.put(TimerSlot(slot.time_ms, -1, -1, 0))
         self.read_ms = self.write_ms = moment_ms
+        self._turn = self._check.turn  # the last thing, for `flush_later`
         self._turning = False
         self._changed = True
 
@@ -398,13 +404,15 @@ class TimerStore:
         if not self._changed and self.read_ms - self._check.mark.read_ms < _MARK_INTERVAL_MS:
             return lambda: None
         self._changed = False  # before anything is looked at: the event loop may be in the middle of a change
+        # The turn before what it changes: a mark of another turn than that of the file is not written.
+        turn = self._turn
         # The offset first: whatever it counts has its unit and its slot. The slot of the last unit may not be written
         # yet, so recovery begins with that.
         queue_offset = self.queue_offset
         slot, read_ms = self._slot, self.read_ms
         done = slot.done if slot is not None and slot.time_ms == read_ms else 0
         mark = TimerMark(read_ms, max(self._log.end - UNIT_BYTES, self._log.start), queue_offset, done)
-        now_ms, turn = self._now_ms, self._check.turn
+        now_ms = self._now_ms
 
         def flush() -> None:
             self._log.sync(self._check.mark.log_position, mark.log_position + UNIT_BYTES)
