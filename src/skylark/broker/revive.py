@@ -15,7 +15,8 @@ after a crash nothing is copied twice (`poprecovery.py`).
 
 A check point arrives when its time is nearly over, so one whose time is far away was not written by a pop. It is
 settled soon: what can't be right neither holds up those behind it nor hides messages for ever. A message that is too
-large to be copied with what a copy says goes to the group's dead letters as it is.
+large to be copied with what a copy says, or whose retry topic can't be written, goes to the group's dead letters as it
+is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
-from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.broker.topics import MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics
 from skylark.net.connection import RequestFailed
 from skylark.store import Store
 from skylark.wire.bodies import BadBody
@@ -245,9 +246,11 @@ class Revive:
         except RequestFailed as e:
             if not is_final(e):
                 raise
-            self._bury_as_it_is(point, original, offset, now_ms)
+            self._bury_as_it_is(point, original, offset, e, now_ms)
 
-    def _bury_as_it_is(self, point: CheckPoint, original: StoredMessage, offset: int, now_ms: int) -> None:
+    def _bury_as_it_is(
+        self, point: CheckPoint, original: StoredMessage, offset: int, reason: RequestFailed, now_ms: int
+    ) -> None:
         message = _again(point, original, dict(original.properties))
         bury(message, point.group, self._topics)
         try:
@@ -258,8 +261,8 @@ class Revive:
             pass_over(point.topic, point.queue_id, offset, f"it can't be given out again: {e}")
         else:
             log.error(
-                "%s-%d: message %d has no room for what a retry says: it is in %s now",
-                point.topic, point.queue_id, offset, message.topic,
+                "%s-%d: message %d can't be tried again, it is in %s now: %s",
+                point.topic, point.queue_id, offset, message.topic, reason,
             )  # fmt: skip
 
     def _copy(self, point: CheckPoint, original: StoredMessage, origin: TopicConfig, offset: int) -> Message:
@@ -270,8 +273,11 @@ class Revive:
         properties[PROPERTY_ORIGIN_GROUP] = point.group
         properties[PROPERTY_REVIVED] = copy_mark(point, offset)
         message = _again(point, original, properties)
+        if not point.topic.startswith(RETRY_PREFIX):
+            message.topic = pop_retry_topic(point.topic, point.group, v2=self._config.enable_retry_topic_v2)
         group = self._groups.get(point.group)
-        if group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times:
+        is_spent = group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times
+        if is_spent or len(message.topic) > MAX_RETRY_NAME_LENGTH:  # two long names may make one that is too long
             bury(message, point.group, self._topics)
         else:
             self._to_retry_topic(message, point, original, origin)
@@ -280,8 +286,6 @@ class Revive:
     def _to_retry_topic(
         self, message: Message, point: CheckPoint, original: StoredMessage, origin: TopicConfig
     ) -> None:
-        if not point.topic.startswith(RETRY_PREFIX):
-            message.topic = pop_retry_topic(point.topic, point.group, v2=self._config.enable_retry_topic_v2)
         queues = origin.write_queue_nums if self._config.use_separate_retry_queue else _RETRY_QUEUES
         topic = self._topics.get(message.topic)
         if topic is None or (self._config.use_separate_retry_queue and topic.write_queue_nums != queues):
