@@ -66,6 +66,7 @@ PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"
 GRACE_MS: Final = 1_000
 _MOST_AHEAD_MS: Final = 10_000
 _MOST_A_TURN: Final = 2_000
+_MOST_COPIES_A_TURN: Final = 500
 _RETRY_QUEUES: Final = 1
 
 _Key = tuple[str, str, int, int, int]
@@ -137,11 +138,11 @@ class Revive:
         for queue in self._queues:
             is_read = self._read(queue)
             try:
-                self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
+                is_settled = self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
             except RequestFailed as e:
                 log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
                 continue
-            busy |= not is_read
+            busy |= not (is_read and is_settled)
         return busy
 
     def commit(self) -> None:
@@ -203,16 +204,22 @@ class Revive:
 
     # Settling.
 
-    def _settle(self, queue: _ReviveQueue, due_ms: int, now_ms: int) -> None:
+    def _settle(self, queue: _ReviveQueue, due_ms: int, now_ms: int) -> bool:
+        """Settles what is due, up to a limit: copies hold up the broker. Whether that was everything."""
         settled = UNKNOWN
+        left = _MOST_COPIES_A_TURN // len(self._queues)
         try:
             for key, pending in list(queue.pending.items()):
                 pending.due_ms = min(pending.due_ms, now_ms + _MOST_AHEAD_MS)
                 if due_ms - pending.due_ms <= GRACE_MS:
                     break
+                if left < 0:
+                    return False
+                left -= len(pending.point.offsets) - len(pending.acked)
                 self._revive(pending, now_ms)
                 del queue.pending[key]
                 settled = pending.revive_offset
+            return True
         finally:
             if not queue.pending and queue.read_at > 0:
                 settled = queue.read_at - 1
