@@ -27,8 +27,8 @@ class PropertiesTooLarge(StoreError):
 
 
 class NotWriteable(StoreError):
-    """The store takes no messages now: closed, fenced after a failed flush, its log can't be written, the disk is nearly
-    full, or too many files are open. Whatever else an append raises concerns the one message or its queue.
+    """The store takes no messages now: closed, fenced after a failed flush, its log can't be written, the disk is
+    nearly full, or too many files are open. Whatever else an append raises concerns the one message or its queue.
     """
 
 
