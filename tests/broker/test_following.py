@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 
 from broker.followers import Follower, Levels, Revival, Undecided, bodies_in, scribble, scribble_entry
 from broker.pop_broker import GROUP, START_MS, TOPIC
-from skylark.broker.topics import DLQ_PREFIX, TRANSACTION_CHECK_TOPIC
+from skylark.broker.topics import DLQ_PREFIX, SCHEDULE_TOPIC, TRANSACTION_CHECK_TOPIC
+from skylark.net.connection import RequestFailed
+from skylark.wire.codes import ResponseCode
 from skylark.wire.message import PROPERTIES_MAX_BYTES
+from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 GOOD = [b"one", b"two", b"three"]
 DIGITS = "9" * 5_000
@@ -162,4 +166,78 @@ def test_a_check_point_that_no_pop_wrote_does_not_hold_up_the_queue(tmp_path: Pa
         follower.send(body)
     assert sorted(set(follower.handled())) == sorted(GOOD)
     assert follower.broker.popping._revive.pending_count == 0
+    follower.store.close()
+
+
+def break_topic(follower: Follower, topic: str) -> None:
+    """No queue of the topic can be opened from now on: a file is where its directory should be."""
+    (follower.store.config.root / "consumequeue" / topic).write_text("")
+
+
+def test_a_topic_that_can_not_be_written_does_not_hold_up_a_delay_level(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = Levels(tmp_path)
+    break_topic(follower, "broken")
+    follower.put_in_queue(b"bad", REAL_TOPIC="broken", REAL_QID="0")
+    for body in GOOD:
+        follower.send(body)
+    with caplog.at_level(logging.ERROR):
+        assert follower.handled() == GOOD
+    assert "message 0 is passed over" in caplog.text
+    follower.store.close()
+
+
+def test_a_retry_topic_that_can_not_be_written_does_not_hold_up_revivals(tmp_path: Path) -> None:
+    follower = Revival(tmp_path)
+    break_topic(follower, f"%RETRY%{GROUP}_broken")
+    follower.broker.topics.put(TopicConfig("broken", read_queue_nums=1, write_queue_nums=1))
+    follower.broker.send("bad", topic="broken")
+    assert follower.broker.pop(topic="broken")
+    for body in GOOD:
+        follower.send(body)
+    assert follower.handled() == GOOD
+    assert bodies_in(follower.store, DLQ_PREFIX + GROUP) == [b"bad"]
+    follower.store.close()
+
+
+def test_names_that_make_no_retry_topic_together_lead_to_the_dead_letters(tmp_path: Path) -> None:
+    """Apache's groups may have 255 letters."""
+    follower = Revival(tmp_path)
+    group, topic = "G" * 200, "T" * 100
+    follower.broker.topics.put(TopicConfig(topic, read_queue_nums=1, write_queue_nums=1))
+    follower.broker.groups.put(SubscriptionGroupConfig(group_name=group))
+    follower.broker.send("long", topic=topic)
+    assert follower.broker.pop(consumer_group=group, topic=topic)
+    for body in GOOD:
+        follower.send(body)
+    assert follower.handled() == GOOD
+    assert bodies_in(follower.store, DLQ_PREFIX + group) == [b"long"]
+    assert f"%RETRY%{group}_{topic}" not in follower.broker.topics
+    follower.store.close()
+
+
+def test_too_many_open_files_are_waited_for(tmp_path: Path) -> None:
+    follower = Levels(tmp_path)
+    for body in GOOD:
+        follower.send(body)
+    follower.delayed.deliver(START_MS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        waits_ms = follower.delayed.deliver(START_MS + 1_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert waits_ms > 0
+    assert follower.delayed.table.offset_table.get(1, 0) == 0
+    assert follower.handled() == GOOD
+    follower.store.close()
+
+
+def test_a_queue_of_the_brokers_own_that_fails_is_no_fault_of_the_message(tmp_path: Path) -> None:
+    follower = Levels(tmp_path)
+    break_topic(follower, SCHEDULE_TOPIC)
+    with pytest.raises(RequestFailed) as refused:
+        follower.send(b"one")
+    assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
     follower.store.close()

@@ -198,6 +198,10 @@ def test_commits_of_strangers_are_refused(tmp_path: Path) -> None:
         ResponseCode.TOPIC_NOT_EXIST,
         "Topic x not exist!",
     )
+    assert refused(offsets, update, commitOffset="1", consumerGroup="CID_RMQ_SYS_TRANS") == (
+        ResponseCode.NO_PERMISSION,
+        "the offsets of group CID_RMQ_SYS_TRANS are the broker's own",
+    )
 
 
 def test_a_reset_outweighs_what_a_consumer_commits(tmp_path: Path) -> None:

@@ -413,3 +413,25 @@ def test_pops_in_flight_are_not_in_memory(tmp_path: Path) -> None:
         again += len(found)
     assert again == 1_000
     broker.store.close()
+
+
+def test_a_turn_of_revivals_is_bounded(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, revive_queue_num=1)
+    for _ in range(30):
+        broker.send(*(str(number) for number in range(32)))
+        assert len(broker.pop()) == 32
+    retry = f"%RETRY%{GROUP}_{TOPIC}"
+    broker.now_ms += 59_500
+    for _, message in broker.put.parked:
+        broker.store.append(message, broker.now_ms)
+    broker.now_ms += 3_000
+    turns = 1
+    before = 0
+    while broker.popping.revive(broker.now_ms) == 0 and turns < 100:
+        copies = broker.store.max_offset(retry, 0)
+        assert copies - before <= 500 + 32
+        before = copies
+        turns += 1
+    assert turns > 1
+    assert broker.store.max_offset(retry, 0) == 30 * 32
+    broker.store.close()

@@ -284,3 +284,27 @@ def test_the_revive_group_stands_as_with_apache(broker: PopBroker) -> None:
     assert broker.offsets.query(pop.REVIVE_GROUP, "rmq_sys_REVIVE_LOG_DefaultCluster", queue_id) == -1
     broker.passes(LATER_MS)
     assert broker.offsets.query(pop.REVIVE_GROUP, "rmq_sys_REVIVE_LOG_DefaultCluster", queue_id) == 0
+
+
+def test_a_clock_that_was_ahead_blocks_no_queue(broker: PopBroker) -> None:
+    broker.send("one", "two")
+    broker.now_ms += 3_600_000
+    first, second = broker.pop(order=True, invisible_time=10_000)
+    broker.now_ms -= 3_600_000
+    assert broker.pop(order=True) == []
+    assert broker.ack(first).code == 0, "its handle is as good as before"
+    broker.now_ms += 9_999
+    assert broker.pop(order=True) == []
+    broker.now_ms += 1
+    assert bodies(broker.pop(order=True)) == [second.body]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe12", b"12x"])
+def test_damaged_progress_counts_as_missing(broker: PopBroker, tmp_path: Path, damaged: bytes) -> None:
+    broker.send("one")
+    broker.save()
+    (broker.root / "config" / "popProgress").write_bytes(damaged)
+    after = broker.killed(tmp_path / "after")
+    assert bodies(after.pop()) == ["one"]
+    assert (after.root / "config" / "popProgress").read_text().isdecimal()
+    after.store.close()

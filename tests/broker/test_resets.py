@@ -166,3 +166,20 @@ def test_a_queue_that_the_topic_does_not_have(broker: SmallBroker) -> None:
 def test_what_cannot_be_copied(broker: SmallBroker, fields: dict[str, object], code: int, remark: str) -> None:
     answer = broker.ask(RequestCode.CLONE_GROUP_OFFSET, **({"srcGroup": "G", "destGroup": "H"} | fields))
     assert (answer.code, answer.remark) == (code, remark)
+
+
+def test_the_brokers_own_offsets_stay_as_they_are(broker: SmallBroker) -> None:
+    own = "CID_RMQ_SYS_TRANS"
+    broker.group(own)
+    broker.offsets.commit(own, "T", 0, 1, "the broker itself")
+    assert reset(broker, group=own, timestamp=-1).code == ResponseCode.NO_PERMISSION
+    copied = broker.ask(RequestCode.CLONE_GROUP_OFFSET, srcGroup="G", destGroup=own, topic="T", offline=True)
+    assert copied.code == ResponseCode.NO_PERMISSION
+    assert broker.offsets.query(own, "T", 0) == 1
+
+
+def test_the_broker_itself_goes_on_after_a_reset(broker: SmallBroker) -> None:
+    """One that was made before such were refused."""
+    broker.offsets.reset("CID_RMQ_SYS_TRANS", "T", 0, 4)
+    broker.offsets.commit("CID_RMQ_SYS_TRANS", "T", 0, 1, "the broker itself")
+    assert broker.offsets.of("CID_RMQ_SYS_TRANS", "T")[0] == 1

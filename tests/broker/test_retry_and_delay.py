@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,22 @@ def test_send_back_straight_to_the_dead_letters(tmp_path: Path) -> None:
                 ResponseCode.SYSTEM_ERROR,
                 f"look message by offset failed, {message.log_offset + 1}",
             )
+
+    asyncio.run(run())
+
+
+def test_a_group_whose_name_makes_no_retry_topic_has_dead_letters_only(tmp_path: Path) -> None:
+    async def run() -> None:
+        group = "G" * 250
+        table = {"subscriptionGroupTable": {group: {"groupName": group}}}  # of Apache's broker, which allows 255
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "subscriptionGroup.json").write_text(json.dumps(table))
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t", b"bad")
+            (message,) = messages_of(await broker.pull("t", 0))
+            assert (await send_back(broker, message, group=group)).code == ResponseCode.SUCCESS
+            (dead,) = await broker.until_found("%DLQ%" + group)
+            assert dead.body == b"bad"
 
     asyncio.run(run())
 

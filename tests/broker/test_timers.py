@@ -494,3 +494,14 @@ def test_bad_recalls_are_refused_with_apaches_words(tmp_path: Path) -> None:
             )
 
     asyncio.run(run())
+
+
+def test_a_topic_that_can_not_be_written_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    (tmp_path / "consumequeue" / "broken").write_text("")
+    due = {"UNIQ_KEY": "bad", "TIMER_DELIVER_MS": str(NOW_MS + 2_000)}
+    small.put.one(Message("broken", 0, b"bad", due, born_host=encode_host("127.0.0.1", 1)), NOW_MS)
+    small.send(b"good", NOW_MS, TIMER_DELIVER_MS=str(NOW_MS + 2_000))
+    small.turn(NOW_MS)
+    assert small.turn(NOW_MS + 4_000) == [b"good"]
+    small.close()

@@ -521,3 +521,32 @@ def test_a_batch_over_queue_files_finds_space_for_all_or_none(tmp_path: Path, mo
         disk.left = 1 << 30
         store.append_batch(a_message(), batch, START_MS)
         assert [message.body for message in drain(store)[3:]] == [part.body for part in batch]
+
+
+def test_a_queue_that_can_not_be_opened_is_an_error_of_the_store(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        (tmp_path / "consumequeue" / "broken").write_text("")
+        with pytest.raises(StoreError) as refused:
+            store.append(a_message(topic="broken"), START_MS)
+        assert not isinstance(refused.value, NotWriteable), "other queues can be written"
+        fill(store, 3)
+        assert bodies(store) == expected_bodies(3)
+
+
+def test_a_queue_file_that_can_not_be_created_is_an_error_of_the_store(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, 8, size=10)
+        (tmp_path / "consumequeue" / "topic" / "0" / f"{160:020}").mkdir()
+        with pytest.raises(StoreError) as refused:
+            store.append(a_message(), START_MS)
+        assert not isinstance(refused.value, NotWriteable), "other queues can be written"
+
+
+def test_a_log_that_can_not_be_written_takes_nothing(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        following = tmp_path / "commitlog" / f"{2048:020}"
+        following.mkdir()
+        with pytest.raises(NotWriteable):
+            fill(store, 20, size=300)
+        following.rmdir()
+        store.append(a_message(), START_MS)

@@ -1,8 +1,9 @@
 """What follows a queue of the broker's own goes on, whatever it finds there: what its followers share.
 
 A record that can't be read, or that says what no broker says, stays so however often it is tried; so does one that the
-store refuses to take a copy of. That is final: it gets one line in the log, with its place, and the queue goes on. Only
-a store that takes nothing at all, like one on a full disk, is waited for.
+store refuses to take a copy of, and one whose queue can't be written: it must not stop all others. That is final: it
+gets one line in the log, with its place, and the queue goes on. Only a store that takes nothing at all, like one on a
+full disk, is waited for; so is a queue of the broker's own, since everything goes through those.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ log = logging.getLogger(__name__)
 UNREADABLE: Final = (ValueError, LookupError, ArithmeticError, TypeError, struct.error)
 """What handling a record with something odd in it may raise, beside what is foreseen."""
 
+_FINAL: Final = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR)
+
 
 def is_final(failure: RequestFailed) -> bool:
-    """Whether the store will never take this message."""
-    return failure.code == ResponseCode.MESSAGE_ILLEGAL
+    """Whether the store takes others, but not this message."""
+    return failure.code in _FINAL
 
 
 def pass_over(topic: str, queue_id: int, offset: int, reason: object) -> None:

@@ -38,9 +38,21 @@ UNKNOWN: Final = -1
 MAX_QUEUES: Final = 65_536
 """Of one group and topic: whoever names queues that don't exist can't fill the memory with them."""
 
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _SEPARATOR: Final = "@"
 _Key = tuple[str, str]
 """Group and topic."""
+
+
+def is_of_broker(group: str) -> bool:
+    """Whether an offset says how far the broker itself is in a queue of its own."""
+    return group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def refuse_of_broker(group: str) -> None:
+    """For whoever asks to move an offset. Raises RequestFailed: transactions and pops would be lost with it."""
+    if is_of_broker(group):
+        raise RequestFailed(ResponseCode.NO_PERMISSION, f"the offsets of group {group} are the broker's own")
 
 
 class WrittenOffsets(msgspec.Struct, rename="camel"):
@@ -78,7 +90,7 @@ class Offsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, peer: str) -> None:
         """Takes a consumer's word for where it is, even if that is further back."""
-        if self.has_reset(group, topic, queue_id):
+        if not is_of_broker(group) and self.has_reset(group, topic, queue_id):
             log.info("%s commits %s %s-%d after an operator's reset: passed over", peer, group, topic, queue_id)
             return
         old = self._set(self._offsets, (group, topic), queue_id, offset)
@@ -279,6 +291,7 @@ class _OffsetRequests:
     def update(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(UpdateConsumerOffset, request)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        refuse_of_broker(group)
         if group not in self._groups:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
         if topic not in self._topics:

@@ -26,6 +26,7 @@ from skylark.wire.pop import encode_offset_order_count, encode_queue_order_count
 log = logging.getLogger(__name__)
 
 MAX_COMMIT_BITS: Final = 64
+_MOST_AHEAD_MS: Final = 5_000
 _FORGET_AFTER_MS: Final = 24 * 3_600_000
 
 
@@ -58,6 +59,15 @@ class OrderInfo(msgspec.Struct, kw_only=True):
             if not self.committed >> index & 1
         ]
         return max(times, default=0)
+
+    def count_from(self, now_ms: int) -> None:
+        """A pop that is yet to come was made by a clock that was ahead: its messages' time begins now instead."""
+        free_at_ms = now_ms + (self.invisible_ms or 0)
+        times = self.visible_at or {}
+        for offset in self.queue_offsets:
+            if times.get(offset, self.pop_time_ms + (self.invisible_ms or 0)) > free_at_ms + _MOST_AHEAD_MS:
+                times[offset] = free_at_ms
+        self.visible_at = times
 
     def next_offset(self) -> int:
         """The first message that is not acknowledged, else the one behind the last."""
@@ -112,6 +122,9 @@ class Orders:
         info = self.get(topic, group, queue_id)
         if info is None or not info.offsets or (info.attempt_id is not None and info.attempt_id == attempt_id):
             return 0
+        if info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
+            info.count_from(now_ms)
+            self._unsaved = True
         free_at_ms = info.free_at_ms()
         return free_at_ms if now_ms < free_at_ms else 0
 

@@ -48,12 +48,14 @@ class PopProgress:
         self._path = config_dir / "popProgress"
         self._written = UNKNOWN
         try:
-            text = self._path.read_text()
+            text = self._path.read_bytes().decode("ascii", "replace")
         except FileNotFoundError:
             text = ""
         written = java_long(text)
         self.log_offset = store.log_max_offset if written is None else min(written, store.log_max_offset)
-        if not text:  # nothing was popped here yet, or not by us
+        if text and written is None:
+            log.warning("%s is damaged, and counts as missing", self._path)
+        if written is None:  # nothing was popped here yet, or not by us
             self.write(self.log_offset)
 
     def write(self, log_offset: int) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from mypy_extensions import mypyc_attr
 
 from skylark.broker.config import BrokerConfig, FlushDiskType
+from skylark.broker.internal import is_internal
 from skylark.broker.parking import DELAY_PROPERTIES, Parking
 from skylark.broker.stats import Stats
 from skylark.broker.tally import add_to
@@ -61,7 +62,7 @@ class Put:
         try:
             appended = self._store.append(message, now_ms)
         except StoreError as e:
-            raise self._refusal(e) from e
+            raise self._refusal(e, message.topic) from e
         self._count(message.topic, 1, appended.size_bytes)
         return appended
 
@@ -70,7 +71,7 @@ class Put:
         try:
             appended = self._store.append_batch(message, parts, now_ms)
         except StoreError as e:
-            raise self._refusal(e) from e
+            raise self._refusal(e, message.topic) from e
         self._count(message.topic, len(parts), appended.size_bytes)
         return appended
 
@@ -106,7 +107,7 @@ class Put:
         if failure is None:
             self._answer(answer, reply, began_s)
         else:
-            answer.set_exception(self._refusal(NotWriteable(failure)))
+            answer.set_exception(self._refusal(NotWriteable(failure), ""))
 
     def _answer(self, answer: asyncio.Future[Frame], reply: Frame, began_s: float) -> None:
         self._stats.put_took(int((answer.get_loop().time() - began_s) * 1000))
@@ -127,7 +128,7 @@ class Put:
             unflushed.popleft()
         self._watching = False
 
-    def _refusal(self, error: StoreError) -> RequestFailed:
+    def _refusal(self, error: StoreError, topic: str) -> RequestFailed:
         self._stats.put_failed()
         if isinstance(error, MessageTooLarge | PropertiesTooLarge):
             return RequestFailed(
@@ -135,6 +136,7 @@ class Put:
                 "the message is illegal, maybe msg body or properties length not matched. msg body length limit "
                 f"{self._config.max_message_size}B, msg properties length limit 32KB.",
             )
-        if isinstance(error, NotWriteable):
+        # A queue of the broker's own that fails concerns every message that would go through it: none is at fault.
+        if isinstance(error, NotWriteable) or is_internal(topic):
             return RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
         return RequestFailed(ResponseCode.SYSTEM_ERROR, str(error))

@@ -7,7 +7,8 @@ new offsets themselves; a group that is offline can't be reset like that, and th
 (UPDATE_CONSUMER_OFFSET).
 
 Where nothing could be done the answer says so. Apache reports success when it is to copy the offsets of a group or a
-topic that is not there, or to reset a queue that the topic does not have.
+topic that is not there, or to reset a queue that the topic does not have. It also moves the offsets of its own groups
+(CID_RMQ_SYS_*), and open transactions are lost with them; here that is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
-from skylark.broker.offsets import Offsets
+from skylark.broker.offsets import Offsets, refuse_of_broker
 from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
@@ -79,6 +80,7 @@ class Resets:
             "%r resets %s of %s: time %d, queue %d, offset %s, force %s",
             connection, header.group, header.topic, header.timestamp, header.queue_id, header.offset, header.force,
         )  # fmt: skip
+        refuse_of_broker(header.group)
         reset = self._reset_here if self._config.use_server_side_reset_offset else self._reset_clients
         moved = reset(header)
         return request.reply(body=fastjson.dumps(ResetOffsets(offset_table=self._by_queue(header.topic, moved))))
@@ -87,6 +89,7 @@ class Resets:
         """Copies offsets of one topic, or of all; topics that an online group has left are passed over."""
         header = decode_header(CloneGroupOffset, request)
         source, target = header.src_group, header.dest_group
+        refuse_of_broker(target)
         if source not in self._groups and not self._offsets.topics_of(source):
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {source} does not exist")
         if header.topic and header.topic not in self._topics:

@@ -22,7 +22,7 @@ from skylark.broker.groups import Groups
 from skylark.broker.internal import PROPERTY_REVIVED
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
-from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest
+from skylark.broker.topics import DLQ_PREFIX, MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics, suggest
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Store
 from skylark.store.api import parse_delay_levels
@@ -99,8 +99,12 @@ class Retries:
         if group.retry_queue_nums <= 0:
             return request.reply()
         sys_flag = UNIT_SUBSCRIPTION if header.unit_mode else 0
+        name = retry_topic(header.group)
+        is_too_long = len(name) > MAX_RETRY_NAME_LENGTH  # there is no such topic: only dead letters are left
+        if is_too_long:
+            name = DLQ_PREFIX + header.group
         topic = self._topics.create_for_send_back(
-            retry_topic(header.group), group.retry_queue_nums, PERM_READ | PERM_WRITE, sys_flag
+            name, _DLQ_QUEUES if is_too_long else group.retry_queue_nums, PERM_READ | PERM_WRITE, sys_flag
         )
         if not topic.perm & PERM_WRITE:
             raise RequestFailed(
@@ -110,7 +114,7 @@ class Retries:
         if original is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
-        is_spent = original.reconsume_times >= limit or header.delay_level < 0
+        is_spent = is_too_long or original.reconsume_times >= limit or header.delay_level < 0
         message = self._again(original)
         origin = message.properties[PROPERTY_RETRY_TOPIC]
         if is_spent:

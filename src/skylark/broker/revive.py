@@ -15,7 +15,8 @@ after a crash nothing is copied twice (`poprecovery.py`).
 
 A check point arrives when its time is nearly over, so one whose time is far away was not written by a pop. It is
 settled soon: what can't be right neither holds up those behind it nor hides messages for ever. A message that is too
-large to be copied with what a copy says goes to the group's dead letters as it is.
+large to be copied with what a copy says, or whose retry topic can't be written, goes to the group's dead letters as it
+is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from skylark.broker.internal import PROPERTY_LOG_END, PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
 from skylark.broker.retry import bury
-from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.broker.topics import MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics
 from skylark.net.connection import RequestFailed
 from skylark.store import Store
 from skylark.wire.bodies import BadBody
@@ -65,6 +66,7 @@ PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"
 GRACE_MS: Final = 1_000
 _MOST_AHEAD_MS: Final = 10_000
 _MOST_A_TURN: Final = 2_000
+_MOST_COPIES_A_TURN: Final = 500
 _RETRY_QUEUES: Final = 1
 
 _Key = tuple[str, str, int, int, int]
@@ -137,11 +139,11 @@ class Revive:
         for queue in self._queues:
             is_read = self._read(queue)
             try:
-                self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
+                is_settled = self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
             except RequestFailed as e:
                 log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
                 continue
-            busy |= not is_read
+            busy |= not (is_read and is_settled)
         return busy
 
     def commit(self) -> None:
@@ -204,16 +206,22 @@ class Revive:
 
     # Settling.
 
-    def _settle(self, queue: _ReviveQueue, due_ms: int, now_ms: int) -> None:
+    def _settle(self, queue: _ReviveQueue, due_ms: int, now_ms: int) -> bool:
+        """Settles what is due, up to a limit: copies hold up the broker. Whether that was everything."""
         settled = UNKNOWN
+        left = _MOST_COPIES_A_TURN // len(self._queues)
         try:
             for key, pending in list(queue.pending.items()):
                 pending.due_ms = min(pending.due_ms, now_ms + _MOST_AHEAD_MS)
                 if due_ms - pending.due_ms <= GRACE_MS:
                     break
+                if left < 0:
+                    return False
+                left -= len(pending.point.offsets) - len(pending.acked)
                 self._revive(pending, now_ms)
                 del queue.pending[key]
                 settled = pending.revive_offset
+            return True
         finally:
             if not queue.pending and queue.read_at > 0:
                 settled = queue.read_at - 1
@@ -251,9 +259,11 @@ class Revive:
         except RequestFailed as e:
             if not is_final(e):
                 raise
-            self._bury_as_it_is(point, original, offset, now_ms)
+            self._bury_as_it_is(point, original, offset, e, now_ms)
 
-    def _bury_as_it_is(self, point: CheckPoint, original: StoredMessage, offset: int, now_ms: int) -> None:
+    def _bury_as_it_is(
+        self, point: CheckPoint, original: StoredMessage, offset: int, reason: RequestFailed, now_ms: int
+    ) -> None:
         message = _again(point, original, dict(original.properties))
         bury(message, point.group, self._topics)
         try:
@@ -264,8 +274,8 @@ class Revive:
             pass_over(point.topic, point.queue_id, offset, f"it can't be given out again: {e}")
         else:
             log.error(
-                "%s-%d: message %d has no room for what a retry says: it is in %s now",
-                point.topic, point.queue_id, offset, message.topic,
+                "%s-%d: message %d can't be tried again, it is in %s now: %s",
+                point.topic, point.queue_id, offset, message.topic, reason,
             )  # fmt: skip
 
     def _copy(self, point: CheckPoint, original: StoredMessage, origin: TopicConfig, offset: int) -> Message:
@@ -276,8 +286,11 @@ class Revive:
         properties[PROPERTY_ORIGIN_GROUP] = point.group
         properties[PROPERTY_REVIVED] = copy_mark(point, offset)
         message = _again(point, original, properties)
+        if not point.topic.startswith(RETRY_PREFIX):
+            message.topic = pop_retry_topic(point.topic, point.group, v2=self._config.enable_retry_topic_v2)
         group = self._groups.get(point.group)
-        if group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times:
+        is_spent = group is not None and not point.suspend and original.reconsume_times >= group.retry_max_times
+        if is_spent or len(message.topic) > MAX_RETRY_NAME_LENGTH:  # two long names may make one that is too long
             bury(message, point.group, self._topics)
         else:
             self._to_retry_topic(message, point, original, origin)
@@ -286,8 +299,6 @@ class Revive:
     def _to_retry_topic(
         self, message: Message, point: CheckPoint, original: StoredMessage, origin: TopicConfig
     ) -> None:
-        if not point.topic.startswith(RETRY_PREFIX):
-            message.topic = pop_retry_topic(point.topic, point.group, v2=self._config.enable_retry_topic_v2)
         queues = origin.write_queue_nums if self._config.use_separate_retry_queue else _RETRY_QUEUES
         topic = self._topics.get(message.topic)
         if topic is None or (self._config.use_separate_retry_queue and topic.write_queue_nums != queues):

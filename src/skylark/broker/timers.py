@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.following import UNREADABLE, pass_over
+from skylark.broker.following import UNREADABLE, is_final, pass_over
 from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
 from skylark.broker.topics import validate_topic
@@ -318,7 +318,7 @@ class Timers:
             try:
                 return self._put.one(due, now_ms)
             except RequestFailed as e:
-                if e.code != ResponseCode.MESSAGE_ILLEGAL:
+                if not is_final(e):
                     raise
                 illegal = e
         log.error("the timer at log offset %d can't be delivered, and is dropped: %s", message.log_offset, illegal)

@@ -71,7 +71,7 @@ FORBIDDEN_SEND_TOPICS: Final = frozenset(
 MAX_AUTO_CREATED_TOPICS: Final = 100_000
 _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
-_MAX_RETRY_NAME_LENGTH: Final = 255
+MAX_RETRY_NAME_LENGTH: Final = 255
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 # What Apache's store can do and this one can't: topics that keep one message a key, and queues of whole batches.
 _UNSUPPORTED: Final = {CLEANUP_POLICY: "COMPACTION", QUEUE_TYPE: "BatchCQ"}
@@ -90,10 +90,10 @@ def validate_topic(name: str) -> str | None:
     if not _LEGAL_NAME.fullmatch(name):
         return f"The specified topic: {name}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-        if len(name) > _MAX_RETRY_NAME_LENGTH:
+        if len(name) > MAX_RETRY_NAME_LENGTH:
             return (
                 f"The specified topic is DLQ or Retry topic: {name}, and it's longer than topic max length: "
-                f"{_MAX_RETRY_NAME_LENGTH}"
+                f"{MAX_RETRY_NAME_LENGTH}"
             )
     elif len(name) > _MAX_NAME_LENGTH:
         return f"The specified topic: {name}, is longer than topic max length: {_MAX_NAME_LENGTH}"

@@ -27,7 +27,9 @@ class PropertiesTooLarge(StoreError):
 
 
 class NotWriteable(StoreError):
-    """The store takes no messages now: closed, fenced after a failed flush, or the disk is nearly full."""
+    """The store takes no messages now: closed, fenced after a failed flush, its log can't be written, the disk is
+    nearly full, or too many files are open. Whatever else an append raises concerns the one message or its queue.
+    """
 
 
 class DiskFull(NotWriteable):

@@ -24,7 +24,7 @@ from typing import Final
 
 from skylark.store.api import QueueEntry, StoreError
 from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
-from skylark.store.segments import MappingPool, Segment, file_name, list_bases, sync_directory
+from skylark.store.segments import MappingPool, Segment, file_name, list_bases, store_error, sync_directory
 from skylark.wire.records import topic_field
 
 ENTRY_BYTES: Final = 20
@@ -318,7 +318,10 @@ class QueueTable:
             if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or len(topic.encode()) > 255:
                 raise StoreError(f"{topic[:300]!r} cannot be the name of a topic")
             directory = self.directory / topic / str(queue_id)
-            queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
+            try:
+                queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
+            except OSError as error:
+                raise store_error(error, f"cannot open {directory}") from error
             self._queues[topic, queue_id] = queue
         return queue
 

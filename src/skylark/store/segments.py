@@ -12,9 +12,10 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from skylark.store.api import DiskFull, StoreError
+from skylark.store.api import DiskFull, NotWriteable, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ posix_fallocate = os.posix_fallocate  # replaced by tests that fill the disk
 NAME_DIGITS = 20
 _CUT_BYTES = 1 << 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_ALL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EROFS)
 
 
 def file_name(base: int) -> str:
@@ -89,9 +91,10 @@ class Segment:
             segment.reserve(reserve_bytes)
         except (OSError, StoreError) as error:
             segment.close()
-            segment.path.unlink(missing_ok=True)
+            with suppress(OSError):  # it can't be there if its directory can't
+                segment.path.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise _store_error(error, f"cannot create {segment.path}") from error
+                raise store_error(error, f"cannot create {segment.path}") from error
             raise
         return segment
 
@@ -123,7 +126,7 @@ class Segment:
         try:
             posix_fallocate(self.fd, self.reserved_bytes, until_bytes - self.reserved_bytes)
         except OSError as error:
-            raise _store_error(error, f"cannot reserve space in {self.path}") from error
+            raise store_error(error, f"cannot reserve space in {self.path}") from error
         self.reserved_bytes = until_bytes
 
     def release(self, until_bytes: int) -> None:
@@ -189,8 +192,11 @@ class Segment:
         return True
 
 
-def _store_error(error: OSError, what: str) -> StoreError:
-    kind = DiskFull if error.errno in _NO_SPACE else StoreError
+def store_error(error: OSError, what: str) -> StoreError:
+    """What a file's failure means to the store: `NotWriteable` if it has nothing to do with this one file."""
+    if error.errno in _NO_SPACE:
+        return DiskFull(f"{what}: {error.strerror}")
+    kind = NotWriteable if error.errno in _OF_ALL else StoreError
     return kind(f"{what}: {error.strerror}")
 
 

@@ -49,7 +49,7 @@ from skylark.store.logscan import LogScan
 from skylark.store.reading import MAX_READ_BYTES, QueueReader
 from skylark.store.recovery import recover
 from skylark.store.retention import Retention
-from skylark.store.segments import MappingPool, sync_directory
+from skylark.store.segments import MappingPool, store_error, sync_directory
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     SYS_BORN_HOST_V6,
@@ -242,9 +242,9 @@ class Store:
         """Takes blocks for entries of a queue and bytes of the log; what fails is told once, not for each message."""
         try:
             if queue is not None:
-                queue.make_room(count)
+                self._make_room_in_queue(queue, count)
             if log_bytes:
-                self._log.make_room(log_bytes)
+                self._make_room_in_log(log_bytes)
         except DiskFull as error:
             if not self._disk_full:
                 log.warning("no messages are taken: %s", error)
@@ -253,6 +253,21 @@ class Store:
         if self._disk_full:
             log.warning("there is space in %s: messages are taken again", self.config.root)
         self._disk_full = False
+
+    def _make_room_in_queue(self, queue: ConsumeQueue, count: int) -> None:
+        try:
+            queue.make_room(count)
+        except OSError as error:
+            raise store_error(error, f"cannot write to queue {queue.topic}-{queue.queue_id}") from error
+
+    def _make_room_in_log(self, size_bytes: int) -> None:
+        """What is wrong with the log is no fault of the message: none is taken now."""
+        try:
+            self._log.make_room(size_bytes)
+        except (MessageTooLarge, NotWriteable):
+            raise
+        except (OSError, StoreError) as error:
+            raise NotWriteable(f"cannot write to the log: {error}") from error
 
     def _variable_bytes(self, parts: list[BatchPart]) -> i64:
         """The size of bodies and properties together, if messages may have such."""
