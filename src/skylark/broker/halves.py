@@ -230,7 +230,8 @@ class Halves:
         for op_offset in range(self._op_offset, self._store.max_offset(OP_HALF_TOPIC, QUEUE)):
             entry = self._store.entry(OP_HALF_TOPIC, QUEUE, op_offset)
             op = message_behind(self._store, entry, OP_HALF_TOPIC, QUEUE, op_offset)
-            halves = _named(op) if op is not None else []
+            # Behind a gap that a power cut left in the log, an op message is no proof: what it committed may be lost.
+            halves = _named(op) if op is not None and op.log_offset < self._store.whole_until else []
             self._op_tops.append(max(halves, default=-1))
             for offset in halves:
                 if self.offset <= offset < self._unsure_below:
