@@ -146,6 +146,7 @@ class Broker:
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
         self._timers = Timers(config, self._store, self._put, timer_metrics_path(root), self._topics.__contains__)
+        self._timers.recover(clock())
         self._popping = Popping(
             config, self._store, self._put, self._topics, self._groups, self._offsets, self._stats, clock,
             self._timers.delivered_to_ms, tables,

@@ -137,6 +137,15 @@ class Timers:
         self._delivery_rate.tick(now_ms)
         return self._follow(timers, now_ms) or self._deliver_due(timers, now_ms)
 
+    def recover(self, now_ms: int) -> None:
+        """Opens the files before anything comes to the log: what they say of records that a power cut took must not
+        meet others in their place. Files that can't be opened are tried again with each turn.
+        """
+        try:
+            self._open(now_ms)
+        except StoreError as e:
+            log.error("timers wait: %s", e)
+
     def _open(self, now_ms: int) -> TimerStore | None:
         config = self._config
         if not self._store.max_offset(TIMER_TOPIC, 0):
