@@ -299,6 +299,16 @@ def test_a_clock_that_was_ahead_blocks_no_queue(broker: PopBroker) -> None:
     assert bodies(broker.pop(order=True)) == [second.body]
 
 
+def test_a_clock_that_was_ahead_is_noticed_without_a_pop(broker: PopBroker) -> None:
+    broker.send("one")
+    broker.now_ms += 3_600_000
+    assert broker.pop(order=True, invisible_time=10_000)
+    broker.now_ms -= 3_600_000
+    broker.save()
+    broker.now_ms += 10_000
+    assert bodies(broker.pop(order=True)) == ["one"]
+
+
 @pytest.mark.parametrize("damaged", [b"", b"\xff\xfe12", b"12x"])
 def test_damaged_progress_counts_as_missing(broker: PopBroker, tmp_path: Path, damaged: bytes) -> None:
     broker.send("one")

@@ -16,7 +16,7 @@ import msgspec
 
 from skylark.broker.attributes import GROUP_ATTRIBUTES, BadAttribute, alter
 from skylark.broker.config import BrokerConfig
-from skylark.broker.offsets import Offsets
+from skylark.broker.offsets import SYSTEM_GROUP_PREFIX, Offsets
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.tables import SubscriptionGroupTable, load, save
 from skylark.wire.bodies import GroupConfigs, GroupForbidden, decode_body, encode_body
@@ -33,7 +33,6 @@ from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 MAX_AUTO_CREATED_GROUPS: Final = 100_000
 _BUILTIN_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",

@@ -122,9 +122,7 @@ class Orders:
         info = self.get(topic, group, queue_id)
         if info is None or not info.offsets or (info.attempt_id is not None and info.attempt_id == attempt_id):
             return 0
-        if info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
-            info.count_from(now_ms)
-            self._unsaved = True
+        self._correct(info, now_ms)
         free_at_ms = info.free_at_ms()
         return free_at_ms if now_ms < free_at_ms else 0
 
@@ -202,9 +200,16 @@ class Orders:
                 if config is None or group not in groups or queue_id >= config.read_queue_nums or is_old:
                     del infos[queue_id]
                     self._unsaved = True
+                else:
+                    self._correct(info, now_ms)
             if not infos:
                 del self._infos[topic, group]
                 self._unsaved = True
+
+    def _correct(self, info: OrderInfo, now_ms: int) -> None:
+        if info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
+            info.count_from(now_ms)
+            self._unsaved = True
 
     def capture(self) -> WrittenOrders | None:
         """A copy of the table, to be written soon; None if it did not change since the last one."""
