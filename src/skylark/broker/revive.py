@@ -246,10 +246,11 @@ class Revive:
 
     def _revive_one(self, pending: _Pending, origin: TopicConfig, offset: int, now_ms: int) -> None:
         point = pending.point
-        entry = self._store.entry(point.topic, point.queue_id, offset)
-        if entry is not None and pending.log_end is not None and entry.log_offset >= pending.log_end:
+        # Only a deletion tells that it is another message: after a power cut one may stand in the place of a lost one.
+        if pending.log_end is not None and pending.log_end < self._store.deleted_offset(point.topic):
             log.info("%s-%d was made anew: message %d is not the popped one", point.topic, point.queue_id, offset)
             return
+        entry = self._store.entry(point.topic, point.queue_id, offset)
         original = message_behind(self._store, entry, point.topic, point.queue_id, offset)
         if original is None:
             log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)
