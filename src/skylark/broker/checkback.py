@@ -75,6 +75,7 @@ class CheckBack:
         self._last_ms = now_ms
         self._until: int | None = None  # the end of the pass that is under way
         self._turns = itertools.count()
+        halves.renew_doubtful(now_ms)
 
     def run(self, now_ms: int) -> float:
         """Does what is due, a bounded part of it; after how many seconds it wants to be called again."""

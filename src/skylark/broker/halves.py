@@ -102,6 +102,7 @@ class Halves:
         self._unsure_below = store.max_offset(HALF_TOPIC, QUEUE)
         self._batch: list[int] = []
         self._batch_bytes = 0
+        self._doubtful: list[int] = []  # halves that ended by what is behind a gap of the log
         self._recover()
 
     # Questions.
@@ -155,11 +156,9 @@ class Halves:
         at = offset - self.offset
         if at < 0 or offset >= self.end_offset:
             return None
-        if at >= len(self._fates):
-            self._fates.extend(bytes(at + 1 - len(self._fates)))
-        if self._fates[at]:
+        if self._fate(offset) is not Fate.UNDECIDED:
             return None
-        self._fates[at] = fate
+        self._note(offset, fate)
         self._batch.append(offset)
         self._batch_bytes += len(str(offset)) + 1
         is_proven = fate is Fate.COMMITTED and self._config.message_index_enable
@@ -194,6 +193,22 @@ class Halves:
             del self._batch[:count]
             self._batch_bytes -= len(body)
         return appended
+
+    def renew_doubtful(self, now_ms: int) -> None:
+        """Stores halves again whose end is not proven since a power cut: no op message names the new copies, not even
+        after the next stop, when nobody knows of the gap any more.
+        """
+        for offset in self._doubtful if self._config.message_index_enable else ():
+            half = self.at(offset) if self._fate(offset) is Fate.UNDECIDED else None
+            if half is None or self.current(half) != (offset, Fate.UNDECIDED):
+                continue
+            try:
+                appended = store_again(self._put, half, half.properties, HALF_TOPIC, now_ms)
+            except RequestFailed as e:
+                pass_over(HALF_TOPIC, QUEUE, offset, e)
+                continue
+            if appended is not None:
+                self._note(offset, Fate.ENDED)
 
     def pass_to(self, offset: int) -> None:
         """Everything before `offset` is done with."""
@@ -230,17 +245,23 @@ class Halves:
         for op_offset in range(self._op_offset, self._store.max_offset(OP_HALF_TOPIC, QUEUE)):
             entry = self._store.entry(OP_HALF_TOPIC, QUEUE, op_offset)
             op = message_behind(self._store, entry, OP_HALF_TOPIC, QUEUE, op_offset)
-            # Behind a gap that a power cut left in the log, an op message is no proof: what it committed may be lost.
-            halves = _named(op) if op is not None and op.log_offset < self._store.whole_until else []
+            halves = _named(op) if op is not None else []
             self._op_tops.append(max(halves, default=-1))
+            if op is not None and op.log_offset >= self._store.whole_until:
+                # Behind a gap that a power cut left in the log, it is no proof: what was committed may be lost.
+                self._doubtful += halves
+                continue
             for offset in halves:
                 if self.offset <= offset < self._unsure_below:
-                    at = offset - self.offset
-                    self._fates.extend(bytes(max(0, at + 1 - len(self._fates))))
-                    self._fates[at] = Fate.ENDED
+                    self._note(offset, Fate.ENDED)
                     ended += 1
         if self._unsure_below > self.offset:
             log.info("transactions: %d halves since %d, %d ended", self._unsure_below - self.offset, self.offset, ended)
+
+    def _note(self, offset: int, fate: Fate) -> None:
+        at = offset - self.offset
+        self._fates.extend(bytes(max(0, at + 1 - len(self._fates))))
+        self._fates[at] = fate
 
     def _fate(self, offset: int) -> Fate:
         at = offset - self.offset
