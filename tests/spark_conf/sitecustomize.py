@@ -26,7 +26,8 @@ def connect_now() -> None:
         sys.exit("Spark does not know this process")
     import pyspark.util
 
-    pyspark.util.local_connect_and_auth = lambda *_: (stream, connection)
+    connect, made = pyspark.util.local_connect_and_auth, [(stream, connection)]
+    pyspark.util.local_connect_and_auth = lambda *told: made.pop() if made else connect(*told)
 
 
 if sys.orig_argv[-2:-1] == ["-m"] and sys.orig_argv[-1].startswith("pyspark.") and {PORT, SECRET} <= os.environ.keys():
