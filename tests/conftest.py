@@ -27,8 +27,10 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
 
 
 def pytest_configure() -> None:
-    # A shell starts what runs in the background without Ctrl-C, and the commands under test would inherit that.
+    # A shell starts what runs in the background without Ctrl-C, and nohup what is to outlive its terminal: the commands
+    # under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     refuse_stale_modules()
 
 
