@@ -7,7 +7,8 @@ pytest tests/interop --server apache    # the same tests against Apache RocketMQ
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from drivers import Driver, Session, java_driver
@@ -38,6 +39,22 @@ def server(server_kind: str, java_parts: None, tmp_path_factory: pytest.TempPath
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def start(tmp_path: Path, java_parts: None) -> Iterator[Callable[..., Server]]:
+    """Starts a server of a kind with settings, in the place of another if that is given; ends them all."""
+    servers: list[Server] = []
+
+    def start(kind: str, replaces: Server | None = None, **settings: str) -> Server:
+        server = SERVERS[kind](tmp_path / f"{len(servers)}-{kind}", replaces, **settings)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()
 
 
 @pytest.fixture(scope="session", params=["5.5.0", "4.9.8"])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from drivers import Driver, Event, Session, bodies, readable
-from servers import ApacheServer, Server, ServerError, SkylarkServer, clean_environment, request
+from servers import Server, ServerError, clean_environment, request
 
 UPDATE_AND_CREATE_TOPIC = 17
 # Small files, so that comparing all of them takes no time; the queue files end within an entry.
@@ -32,21 +32,11 @@ Start = Callable[..., Server]
 
 
 @pytest.fixture
-def start(tmp_path: Path, java_parts: None, server_kind: str) -> Iterator[Start]:
-    """Starts a server, in the place of another if that is given; ends them all."""
+def start(start: Start, server_kind: str) -> Start:
+    """Starts servers with the same small files, whatever else is set."""
     if server_kind == "apache":
         pytest.skip("only Apache's server was asked for")
-    servers: list[Server] = []
-
-    def start(kind: type[Server], replaces: Server | None = None, **settings: str) -> Server:
-        server = kind(tmp_path / f"{len(servers)}-{kind.__name__}", replaces, **SIZES | settings)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
+    return lambda kind, replaces=None, **settings: start(kind, replaces, **SIZES | settings)
 
 
 def contents(server: Server) -> dict[str, str]:
@@ -59,7 +49,7 @@ def refusal(start: Start, replaces: Server, **settings: str) -> str:
     """The line that Skylark refuses a store with; every file is as it was."""
     before = contents(replaces)
     with pytest.raises(ServerError) as refused:
-        start(SkylarkServer, replaces, **settings)
+        start("skylark", replaces, **settings)
     assert contents(replaces) == before
     [line] = [line for line in str(refused.value).splitlines() if line.startswith("skylark: ")]
     return line
@@ -137,7 +127,7 @@ def fetch_tables(server: Server) -> str:
 def test_tags_in_extended_queues(start: Start, java_latest: Driver) -> None:
     """Served and given back; so are queue files whose size is not that of whole entries."""
     settings = {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": "400", "enabledAppendPropCRC": "true"}
-    first = start(ApacheServer, **settings)
+    first = start("apache", **settings)
     session = Session(java_latest, first.namesrv_addr)
     producer = session.producer("filler")
     for topic in (TAGGED, LATER):
@@ -148,7 +138,7 @@ def test_tags_in_extended_queues(start: Start, java_latest: Driver) -> None:
     first.stop()
     assert list((first.store / "consumequeue_ext" / TAGGED / "0").iterdir())
 
-    second = start(SkylarkServer, first, **settings)
+    second = start("skylark", first, **settings)
     session = Session(java_latest, second.namesrv_addr)
     of_one_tag = read_by(session, "of-one-tag", 10, expression="a")
     assert sorted(bodies(of_one_tag)) == sorted(f"m-{number}" for number in range(0, 30, 3))
@@ -158,7 +148,7 @@ def test_tags_in_extended_queues(start: Start, java_latest: Driver) -> None:
     session.close(wait=True)
     second.stop()
 
-    third = start(ApacheServer, first, **settings)
+    third = start("apache", first, **settings)
     session = Session(java_latest, third.namesrv_addr)
     of_another = {f"m-{number}" for number in range(1, 30, 3)} | {"n-1", "n-4"}
     assert set(bodies(read_by(session, "of-another", 12, expression="b"))) == of_another
@@ -169,7 +159,7 @@ def test_tags_in_extended_queues(start: Start, java_latest: Driver) -> None:
 def test_a_log_in_several_directories_and_tables_in_rocksdb(start: Start, java_latest: Driver, tmp_path: Path) -> None:
     directories = [tmp_path / "one", tmp_path / "two"]
     log_setting = {"storePathCommitLog": ",".join(map(str, directories))}
-    first = start(ApacheServer, **log_setting, configManagerVersion="v2")
+    first = start("apache", **log_setting, configManagerVersion="v2")
     session = Session(java_latest, first.namesrv_addr)
     everything = write(session)
     session.close(wait=True)
@@ -186,14 +176,14 @@ def test_a_log_in_several_directories_and_tables_in_rocksdb(start: Start, java_l
     for path in directories[1].iterdir():
         path.rename(directories[0] / path.name)
 
-    second = start(SkylarkServer, first, storePathCommitLog=str(directories[0]))
+    second = start("skylark", first, storePathCommitLog=str(directories[0]))
     session = Session(java_latest, second.namesrv_addr)
     check_taken_over(session, everything)
     session.close()
 
 
 def test_queues_and_tables_in_rocksdb(start: Start, java_latest: Driver, tmp_path: Path) -> None:
-    first = start(ApacheServer, storeType="defaultRocksDB")
+    first = start("apache", storeType="defaultRocksDB")
     session = Session(java_latest, first.namesrv_addr)
     everything = write(session)
     session.close(wait=True)
@@ -210,14 +200,14 @@ def test_queues_and_tables_in_rocksdb(start: Start, java_latest: Driver, tmp_pat
     queues = Path(line.split("cannot start: ")[1].split(":")[0])
     queues.rename(tmp_path / "queues")
 
-    second = start(SkylarkServer, first)
+    second = start("skylark", first)
     session = Session(java_latest, second.namesrv_addr)
     check_taken_over(session, everything)
     session.close()
 
 
 def test_topics_that_only_apache_serves(start: Start, java_latest: Driver) -> None:
-    first = start(ApacheServer)
+    first = start("apache")
     make_topic(first, "batched", "+queue.type=BatchCQ")
     make_topic(first, "compacted", "+cleanup.policy=COMPACTION")
     session = Session(java_latest, first.namesrv_addr)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from drivers import Driver, Event, Session, bodies
-from servers import SERVERS, SOON_ASKED, Server, request
+from servers import SOON_ASKED, Server, request
 
 COMMIT, ROLL_BACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
 END_TRANSACTION = 37
@@ -127,22 +126,6 @@ def test_skylark_ends_a_transaction_once(
     session.close()
 
 
-@pytest.fixture
-def start(tmp_path: Path, java_parts: None) -> Iterator[Start]:
-    """Starts a server that asks soon, in the place of another if that is given; ends them all."""
-    servers: list[Server] = []
-
-    def start(kind: str, replaces: Server | None = None) -> Server:
-        server = SERVERS[kind](tmp_path / f"{len(servers)}-{kind}", replaces, **SOON_ASKED)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_open_transactions_go_to_the_other_server_and_back(
     start: Start, java_latest: Driver, server_kind: str, end: str
@@ -152,7 +135,7 @@ def test_open_transactions_go_to_the_other_server_and_back(
     topic, group = "orders", "shop"
     server = None
     for number, kind in enumerate(kinds):
-        server = start(kind, server)
+        server = start(kind, server, **SOON_ASKED)
         session = Session(java_latest, server.namesrv_addr)
         transactor = session.transactor(group, topic if number else None)
         for earlier in range(number):

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from drivers import Client, Driver, Event, Session, bodies, numbered, queue_ids
-from servers import SERVERS, Server, request
+from servers import Server, request
 
 PERSIST_DEADLINE_S = 120.0
 POLL_S = 0.05
@@ -29,22 +28,6 @@ DERIVED = [LATER, f"%RETRY%{REFUSER}", f"%DLQ%{REFUSER}"]
 
 Content = dict[str, dict[int, list[Event]]]
 Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path, java_parts: None) -> Iterator[Start]:
-    """Starts a server, in the place of another if that is given; ends them all."""
-    servers: list[Server] = []
-
-    def start(kind: str, replaces: Server | None = None) -> Server:
-        server = SERVERS[kind](tmp_path / f"{len(servers)}-{kind}", replaces)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
 
 
 def content(puller: Client, topics: list[str]) -> Content:

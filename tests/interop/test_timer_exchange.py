@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from drivers import Client, Driver, DriverError, Session
-from servers import GET_MAX_OFFSET, POLL_S, REQUEST_DEADLINE_S, SERVERS, Server, request, wait_on_the_wheel
+from servers import GET_MAX_OFFSET, POLL_S, REQUEST_DEADLINE_S, Server, request, wait_on_the_wheel
 
 TOPIC = "Exchanged"
 # Seconds: less than those that are rolled have to wait, and more than those that are recalled, also when their time is
@@ -29,22 +28,6 @@ Start = Callable[..., Server]
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@pytest.fixture
-def start(tmp_path: Path, java_parts: None) -> Iterator[Start]:
-    """Starts a server, in the place of another if that is given; ends them all."""
-    servers: list[Server] = []
-
-    def start(kind: str, replaces: Server | None = None) -> Server:
-        server = SERVERS[kind](tmp_path / f"{len(servers)}-{kind}", replaces, **SETTINGS)
-        servers.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.kill()
 
 
 def wait_marked(server: Server) -> None:
@@ -102,15 +85,15 @@ def test_timers_survive_moves_between_servers(
     start: Start, java_latest: Driver, server_kind: str, ends: tuple[str, str]
 ) -> None:
     timers = Timers(java_latest)
-    first = start("apache")
+    first = start("apache", **SETTINGS)
     timers.put(first, "apache")
     getattr(first, ends[0])()
 
-    second = start(server_kind, first)
+    second = start(server_kind, first, **SETTINGS)
     timers.put(second, "skylark")
     getattr(second, ends[1])()
 
-    third = start("apache", second)
+    third = start("apache", second, **SETTINGS)
     session = Session(java_latest, third.namesrv_addr)
     consumer = session.consumer("readers", TOPIC)
     missing = set(timers.due_ms)

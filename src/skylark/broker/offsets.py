@@ -29,15 +29,12 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset
 from skylark.wire.numbers import Int, Long
-from skylark.wire.tables import DataVersion
+from skylark.wire.tables import MAX_QUEUES, DataVersion
 from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 
 UNKNOWN: Final = -1
-MAX_QUEUES: Final = 65_536
-"""Of one group and topic: whoever names queues that don't exist can't fill the memory with them."""
-
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _SEPARATOR: Final = "@"
 _Key = tuple[str, str]
@@ -192,6 +189,7 @@ class Offsets:
         if offsets is None:
             offsets = table[key] = {}
         old = offsets.get(queue_id)
+        # Whoever names queues that don't exist can't fill the memory with them.
         if old is None and (len(offsets) >= MAX_QUEUES or queue_id < 0):
             log.warning("%s has no queue %d of %s: its offset is passed over", key[0], queue_id, key[1])
             return None

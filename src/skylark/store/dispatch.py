@@ -31,6 +31,7 @@ from skylark.wire.message import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
+from skylark.wire.numbers import java_count
 from skylark.wire.records import RECORD_HEADERS, BatchPart, java_hash_of
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
 MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
 _DELAY_LEVEL: Final = property_key(PROPERTY_DELAY_LEVEL)
-_LEVEL_DIGITS: Final = 10
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -90,9 +90,7 @@ class QueueEntries:
 def queue_tag_code(topic: str, part: BatchPart, store_ms: int, delays_ms: tuple[int, ...]) -> i64:
     """The tag field of a queue entry: the tag's hash, or for a delayed message the time it is due, in ms."""
     if topic == SCHEDULE_TOPIC:
-        word = find_text(part.properties, 0, _DELAY_LEVEL) or ""
-        # Python refuses to read numbers of thousands of digits, and no level has more than a few.
-        level = min(int(word.lstrip("0")[:_LEVEL_DIGITS] or "0"), len(delays_ms)) if word.isdecimal() else 0
+        level = min(java_count(find_text(part.properties, 0, _DELAY_LEVEL)) or 0, len(delays_ms))
         if level > 0:
             return store_ms + delays_ms[level - 1]
     return java_hash_of(part.properties, part.scan.tags_at, part.scan.tags_end, 0)
