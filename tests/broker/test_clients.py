@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from broker.live import live_broker, messages_of
 from skylark.broker import clients as module
 from skylark.broker import relays
 from skylark.broker.clients import NEWCOMER_DELAY_S, Clients, handlers
@@ -23,12 +24,14 @@ from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, RequestFailed
 from skylark.wire.bodies import (
     CheckClient,
+    ConsumerConnections,
     ConsumerData,
     ConsumerStatus,
     Heartbeat,
     MessageQueue,
     ProducerData,
     Subscription,
+    decode_body,
     encode_body,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -635,3 +638,27 @@ def test_only_who_says_that_it_leaves_has_left(bench: Bench, a: FakeConnection, 
     bench.clients.unregister(b.as_connection, "g", None)
     bench.clients.unregister(b.as_connection, "g", None)
     assert left == [("g", "b@1")]
+
+
+def test_a_client_that_writes_enums_as_numbers_consumes(tmp_path: Path) -> None:
+    beat = (
+        b'{"clientID":"c@1","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,"groupName":"g","messageModel":1,'
+        b'"subscriptionDataSet":[{"subString":"*","subVersion":"1","topic":"t"}]}]}'
+    )
+
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t", b"for C++")
+            assert (await broker.ask(RequestCode.HEART_BEAT, beat)).code == ResponseCode.SUCCESS
+            # The pull brings no subscription: that of the heartbeat counts.
+            (found,) = messages_of(await broker.pull("t", 0, group="g", sysFlag=0, subVersion=1))
+            assert found.body == b"for C++"
+            answer = await broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+            told = decode_body(ConsumerConnections, answer.body)
+            assert (told.consume_from_where, told.consume_type, told.message_model) == (
+                "CONSUME_FROM_FIRST_OFFSET",
+                "CONSUME_PASSIVELY",
+                "CLUSTERING",
+            )
+
+    asyncio.run(run())

@@ -212,3 +212,5 @@ def test_a_binary_header_has_the_layout_of_apaches() -> None:
 def test_an_unknown_language_does_not_matter() -> None:
     data = raw(struct.pack(">hBhiii", 10, 200, 513, 1, 0, 0) + b"\0\0\0\0", encoding=1)
     assert decode_one(data).language == "OTHER"
+    for written, name in {"0": "JAVA", "1": "CPP", "99": "OTHER", "null": "JAVA", '"XYZ"': "XYZ"}.items():
+        assert decode_one(raw(b'{"code":105,"language":%s,"opaque":7}' % written.encode())).language == name

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from skylark.wire import fastjson
+from skylark.wire.enums import CONSUME_TYPES, MESSAGE_MODELS, STARTS, EnumName
 from skylark.wire.numbers import Int, Long
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.typed import BadBody as BadBody
@@ -61,18 +62,23 @@ class Subscription(msgspec.Struct, rename="camel", kw_only=True):
         return self.expression_type in (None, "", TAG)
 
 
-class ConsumerData(msgspec.Struct, rename="camel", kw_only=True):
-    consume_from_where: str | None = None
-    consume_type: str | None = None
-    group_name: str
-    message_model: str | None = None
-    subscription_data_set: list[Subscription] = []
-    unit_mode: bool = False
+class Consuming(msgspec.Struct, rename="camel", kw_only=True):
+    """How a group consumes, as its members say."""
+
+    consume_from_where: EnumName | None = None
+    consume_type: EnumName | None = None
+    message_model: EnumName | None = None
 
     def __post_init__(self) -> None:
-        # The Go client writes "Clustering"; fastjson does not care about the case of an enum's name.
-        self.consume_type = self.consume_type and self.consume_type.upper()
-        self.message_model = self.message_model and self.message_model.upper()
+        self.consume_from_where = STARTS.read(self.consume_from_where)
+        self.consume_type = CONSUME_TYPES.read(self.consume_type)
+        self.message_model = MESSAGE_MODELS.read(self.message_model)
+
+
+class ConsumerData(Consuming, rename="camel", kw_only=True):
+    group_name: str
+    subscription_data_set: list[Subscription] = []
+    unit_mode: bool = False
 
 
 class ProducerData(msgspec.Struct, rename="camel", kw_only=True):
@@ -124,11 +130,8 @@ class ClientConnection(msgspec.Struct, rename="camel", kw_only=True):
     version: Int
 
 
-class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
+class ConsumerConnections(Consuming, rename="camel", kw_only=True):
     connection_set: list[ClientConnection] = []
-    consume_from_where: str | None = None
-    consume_type: str | None = None
-    message_model: str | None = None
     subscription_table: dict[str, Subscription] = {}
 
 

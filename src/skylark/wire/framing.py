@@ -28,6 +28,8 @@ from skylark.wire.numbers import INT_MAX, INT_MIN
 
 _LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 _OTHER: Final = LANGUAGES.index("OTHER")
+_NUMBERED_LANGUAGES: Final = {b"%d" % code: msgspec.Raw(f'"{name}"'.encode()) for code, name in enumerate(LANGUAGES)}
+_OTHER_LANGUAGE: Final = msgspec.Raw(b'"OTHER"')
 _JSON: Final = 0
 _BINARY: Final = 1
 _JSON_ENCODING: Final = Encoding.JSON
@@ -137,8 +139,11 @@ def _checked(frame: Frame) -> Frame:
 
 
 def _decode_lax_json(header: bytes) -> JsonHeader:
-    """The same for clients that write numbers as strings, or null for what they leave out."""
+    """The same for clients that write numbers as strings, the language as a number, or null for what they leave out."""
     given = {key: value for key, value in _decode_members(header).items() if bytes(value) != b"null"}
+    number = bytes(given.get("language", b""))
+    if number.isdigit():
+        given["language"] = _NUMBERED_LANGUAGES.get(number, _OTHER_LANGUAGE)
     return _decode_lax(msgspec.json.encode(given))
 
 

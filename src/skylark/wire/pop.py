@@ -25,6 +25,7 @@ from typing import Annotated, Final
 import msgspec
 
 from skylark.wire.bodies import BadBody, MessageQueue
+from skylark.wire.enums import MESSAGE_MODELS, REQUEST_MODES, EnumName
 from skylark.wire.numbers import Int, Long, Summand, java_long
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
@@ -501,17 +502,23 @@ def decode_ack(body: bytes) -> Ack:
 class QueryAssignment(msgspec.Struct, rename="camel"):
     client_id: str | None = None
     consumer_group: str | None = None
-    message_model: str | None = None
+    message_model: EnumName | None = None
     strategy_name: str | None = None
     topic: str | None = None
+
+    def __post_init__(self) -> None:
+        self.message_model = MESSAGE_MODELS.read(self.message_model)
 
 
 class QueueAssignment(msgspec.Struct, rename="camel", omit_defaults=True):
     """A queue to consume from: itself by pulling, or, with queue -1, any queue of the broker by popping."""
 
     message_queue: MessageQueue
-    mode: str
+    mode: EnumName
     attachments: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.mode = REQUEST_MODES.read(self.mode) or PULL
 
 
 class QueryAssignmentResponse(msgspec.Struct, rename="camel"):
@@ -523,6 +530,9 @@ class SetMessageRequestMode(msgspec.Struct, rename="camel"):
     """Whether a group pulls or pops a topic, and how many queues of others a member may pop from (0: all)."""
 
     consumer_group: str | None = None
-    mode: str | None = PULL
+    mode: EnumName | None = PULL
     pop_share_queue_num: Int = 0
     topic: str | None = None
+
+    def __post_init__(self) -> None:
+        self.mode = REQUEST_MODES.read(self.mode)

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.wire.enums import RETRY_POLICIES, TOPIC_FILTER_TYPES, EnumName
 from skylark.wire.numbers import Int, Long
 
 PERM_READ = 4
@@ -19,7 +20,9 @@ PERM_INHERIT = 1
 UNIT_TOPIC = 1
 UNIT_SUBSCRIPTION = 2
 
+SINGLE_TAG = "SINGLE_TAG"
 EXPONENTIAL = "EXPONENTIAL"
+CUSTOMIZED = "CUSTOMIZED"
 
 MAX_QUEUES: Final = 65_536
 """Of a topic. Apache sets no limit, and clients and servers go through the queues one by one, however many there are
@@ -62,10 +65,15 @@ class TopicConfig(msgspec.Struct, rename="camel"):
     read_queue_nums: Int = 16
     write_queue_nums: Int = 16
     perm: Int = PERM_READ | PERM_WRITE
-    topic_filter_type: str = "SINGLE_TAG"
+    topic_filter_type: EnumName = SINGLE_TAG
     topic_sys_flag: Int = 0
     order: bool = False
     attributes: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.topic_filter_type != SINGLE_TAG:
+            # An unknown one stays as it is: whoever creates the topic is told.
+            self.topic_filter_type = TOPIC_FILTER_TYPES.read(self.topic_filter_type) or self.topic_filter_type
 
 
 class ExponentialRetryPolicy(msgspec.Struct, rename="camel"):
@@ -95,9 +103,12 @@ class CustomizedRetryPolicy(msgspec.Struct, rename="camel"):
 class GroupRetryPolicy(msgspec.Struct, rename="camel"):
     """Which of the two policies a group retries by; without an own one, the default delays."""
 
-    type: str = "CUSTOMIZED"
+    type: EnumName = CUSTOMIZED
     exponential_retry_policy: ExponentialRetryPolicy | None = None
     customized_retry_policy: CustomizedRetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        self.type = RETRY_POLICIES.read(self.type) or CUSTOMIZED
 
     @property
     def own(self) -> ExponentialRetryPolicy | CustomizedRetryPolicy | None:
