@@ -41,11 +41,30 @@ def test_a_message_sent_back_comes_again_and_dies_in_the_end(tmp_path: Path) -> 
             assert again.properties["RETRY_TOPIC"] == "t"
             assert again.properties["ORIGIN_MESSAGE_ID"] == sent.fields["msgId"]
             assert again.properties["UNIQ_KEY"] == "U" * 32
-            assert "DELAY" not in again.properties
+            assert (again.properties["DELAY"], again.properties["WAIT"]) == ("1", "false")
             assert (await send_back(broker, again, maxReconsumeTimes=1)).code == ResponseCode.SUCCESS
             (dead,) = await broker.until_found("%DLQ%g")
             assert (dead.body, dead.reconsume_times) == (b"hard", 2)
             assert dead.properties["ORIGIN_MESSAGE_ID"] == sent.fields["msgId"]
+            assert "DELAY" not in dead.properties
+
+    asyncio.run(run())
+
+
+def test_a_delayed_message_comes_with_the_properties_it_was_sent_with(tmp_path: Path) -> None:
+    async def run() -> None:
+        clock = MovableClock()
+        async with live_broker(tmp_path, clock, messageDelayLevel="100s 200s") as broker:
+            given = {"DELAY": "1", "TAGS": "a", "UNIQ_KEY": "U" * 32, "WAIT": "true", "mine": "x"}
+            await broker.send("t", b"later", given)
+            clock.ahead_ms += 100_000
+            (late,) = await broker.until_found("t")
+            assert late.properties.items() >= (given | {"REAL_TOPIC": "t", "REAL_QID": "0"}).items()
+            # What has waited is tried again when its consumer says, not when its sender said.
+            assert (await send_back(broker, late, delayLevel=2)).code == ResponseCode.SUCCESS
+            clock.ahead_ms += 200_000
+            (again,) = await broker.until_found("%RETRY%g", group="g")
+            assert (again.body, again.properties["DELAY"]) == (b"later", "2")
 
     asyncio.run(run())
 

@@ -124,6 +124,7 @@ def test_a_refused_message_comes_again(session: Session, topic: str, group: str)
     assert first["msgId"] == second["msgId"] == sent["msgId"]
     assert second["properties"]["mine"] == "kept"
     assert second["properties"]["ORIGIN_MESSAGE_ID"] == sent["offsetMsgId"]
+    assert (second["properties"]["DELAY"], second["properties"]["WAIT"]) == ("1", "false")
     assert second["storeTimestamp"] - first["storeTimestamp"] >= 1000
 
 

@@ -2,7 +2,7 @@
 
 A queue entry's tag field holds the time at which its message is due. Progress, the next offset of each level, is kept
 in delayOffset.json. After a crash the messages since the last save are delivered again, as Apache's broker does: at
-least once, never lost.
+least once, never lost. It comes with all properties that it waited with, also DELAY and WAIT: applications read these.
 
 One that can't be delivered, since it is damaged, names no topic or is larger than the store takes now, is passed over.
 """
@@ -22,24 +22,14 @@ from skylark.net.connection import RequestFailed
 from skylark.store import Appended, QueueEntry, Store
 from skylark.store.api import parse_delay_levels
 from skylark.store.tables import DelayOffsetTable, load, save
-from skylark.wire.message import (
-    PROPERTY_DELAY_LEVEL,
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_WAIT_STORE_OK,
-    Message,
-    StoredMessage,
-)
+from skylark.wire.message import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, Message, StoredMessage
 from skylark.wire.numbers import java_count
 
 log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 500
 _POLL_MS: Final = 100
-_WAITED: Final = (PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_SEC)
-_OURS: Final = (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_WAIT_STORE_OK)
+_OURS: Final = (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
 
 
 class Delayed:
@@ -147,9 +137,6 @@ def _due(stored: StoredMessage) -> Message:
     queue_id = java_count(properties.get(PROPERTY_REAL_QUEUE_ID, "0"))
     if validate_topic(topic) is not None or is_internal(topic) or queue_id is None:
         raise ValueError(f"it can't go to topic {topic[:300]!r}, queue {properties.get(PROPERTY_REAL_QUEUE_ID)!r:.40}")
-    for name in _WAITED:
-        properties.pop(name, None)
-    properties[PROPERTY_WAIT_STORE_OK] = "false"
     return Message(
         topic,
         queue_id,
