@@ -28,6 +28,7 @@ from skylark.wire.mapping import (
     item_at,
 )
 from skylark.wire.routes import TopicRouteData
+from skylark.wire.stats import BrokerConsumeStats, ConsumeStats
 
 A, B = "broker-a", "broker-b"
 
@@ -223,6 +224,25 @@ def test_requests_about_a_logical_queue(tmp_path: Path) -> None:
             assert mappings == {A: mapping.info()}
             await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic="t")
             assert (await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t")).code == ResponseCode.TOPIC_NOT_EXIST
+
+    asyncio.run(run())
+
+
+def test_a_group_without_an_offset_is_nowhere_in_a_static_topic(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await create(broker, detail({0: [item(0)], 1: [item(0, queue=1)]}))
+            await broker.heartbeat("g", "t")
+            await broker.send("t", b"one")
+            committed = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
+            await broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, **committed)
+            answer = await broker.ask(RequestCode.GET_CONSUME_STATS, consumerGroup="g", topic="t")
+            stats = fastjson.decode(answer.body, ConsumeStats).offset_table
+            places = {q.queue_id: (at.broker_offset, at.consumer_offset, at.pull_offset) for q, at in stats.items()}
+            # An admin client looks for -1 in the queues that the logical queue was in before.
+            assert places == {0: (1, 1, 1), 1: (0, -1, -1)}
+            answer = await broker.ask(RequestCode.GET_BROKER_CONSUME_STATS, isOrder=False)
+            assert fastjson.decode(answer.body, BrokerConsumeStats).total_diff == 0
 
     asyncio.run(run())
 

@@ -54,12 +54,13 @@ def handlers(
     delay_offsets: Callable[[], Mapping[int, int]] = dict,
     delay_text: Callable[[], bytes] = bytes,
     timer_info: Callable[[int], dict[str, str]] = lambda now_ms: NO_TIMERS,
+    is_static: Callable[[str], bool] = lambda topic: False,
 ) -> dict[int, Handler]:
     """`delay_offsets` gives the next offset of each delay level, `delay_text` the table they are kept in as JSON;
-    `timer_info` what there is to say of the timers now.
+    `timer_info` what there is to say of the timers now; `is_static` tells static topics.
     """
     admin = Admin(config, store, topics, stats, clock, on_config_change, delay_offsets, delay_text, timer_info)
-    progress = Progress(config, store, topics, groups, offsets, clients, stats, clock, broker_addr)
+    progress = Progress(config, store, topics, groups, offsets, clients, stats, clock, broker_addr, is_static)
     return admin.handlers() | progress.handlers()
 
 

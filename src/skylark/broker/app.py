@@ -218,6 +218,7 @@ class Broker:
                 delay_offsets=lambda: self._delayed.table.offset_table,
                 delay_text=lambda: fastjson.dumps(self._delayed.table),
                 timer_info=self._timers.info,
+                is_static=self._static_topics.all().__contains__,
             ),
         }  # fmt: skip
 

@@ -2,6 +2,10 @@
 
 A group that is online is asked about only for topics it subscribes to: offsets of topics that it used to consume would
 show a lag that nobody works on. A group that is offline is shown with every topic it has offsets of.
+
+The queues of a static topic are those that this broker has. A group without an offset in one stands at -1 there, not at
+0: it may have an offset in a queue of another broker that the logical queue was in before, and whoever asks looks there
+then.
 """
 
 from __future__ import annotations
@@ -65,10 +69,12 @@ class Progress:
         stats: Stats,
         clock: Callable[[], int],
         broker_addr: str,
+        is_static: Callable[[str], bool],
     ) -> None:
         self._config = config
         self._store = store
         self._topics = topics
+        self._is_static = is_static
         self._groups = groups
         self._offsets = offsets
         self._clients = clients
@@ -101,12 +107,16 @@ class Progress:
             )
         return stats
 
-    def consume_stats(self, group: str, topics: Iterable[TopicConfig]) -> ConsumeStats:
+    def consume_stats(
+        self, group: str, topics: Iterable[TopicConfig], is_unset: Callable[[str], bool] = lambda topic: False
+    ) -> ConsumeStats:
+        """`is_unset(topic)` tells whether a group without an offset there stands at -1."""
         stats = ConsumeStats()
         for topic in topics:
+            lowest = -1 if is_unset(topic.topic_name) else 0
             for queue_id in range(topic.read_queue_nums):
                 queue = self._queue(topic.topic_name, queue_id)
-                stats.offset_table[queue] = self._consume_offset(group, queue)
+                stats.offset_table[queue] = self._consume_offset(group, queue, lowest)
             stats.consume_tps += self._stats.get_tps(group, topic.topic_name)
         return stats
 
@@ -165,7 +175,7 @@ class Progress:
             topics = self._existing(named)
         else:
             topics = self.topics_to_show(header.consumer_group, [header.topic] if header.topic else None)
-        return request.reply(body=fastjson.dumps(self.consume_stats(header.consumer_group, topics)))
+        return request.reply(body=fastjson.dumps(self.consume_stats(header.consumer_group, topics, self._is_static)))
 
     def _broker_consume_stats(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(GetConsumeStatsInBroker, request)
@@ -205,14 +215,14 @@ class Progress:
     def _existing(self, names: Iterable[str]) -> list[TopicConfig]:
         return [topic for name in names if (topic := self._topics.get(name)) is not None]
 
-    def _consume_offset(self, group: str, queue: MessageQueue) -> ConsumeOffset:
+    def _consume_offset(self, group: str, queue: MessageQueue, lowest: int) -> ConsumeOffset:
         topic, queue_id = queue.topic, queue.queue_id
-        consumed = max(0, self._offsets.query(group, topic, queue_id))
+        consumed = max(lowest, self._offsets.query(group, topic, queue_id))
         return ConsumeOffset(
             broker_offset=max(0, self._store.max_offset(topic, queue_id)),
             consumer_offset=consumed,
             pull_offset=max(consumed, self._offsets.query_pulled(group, topic, queue_id)),
-            last_timestamp=max(0, self._store.store_time(topic, queue_id, consumed - 1)) if consumed else 0,
+            last_timestamp=max(0, self._store.store_time(topic, queue_id, consumed - 1)) if consumed > 0 else 0,
         )
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
