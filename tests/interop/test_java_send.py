@@ -96,6 +96,18 @@ def test_a_delayed_message_comes_after_its_delay(session: Session, topic: str, g
     assert late["storeTimestamp"] - late["bornTimestamp"] >= 5000
     assert (late["topic"], late["tags"], late["keys"]) == (topic, "slow", "k")
     assert late["properties"]["mine"] == "kept"
+    as_sent = {body: (event["properties"].get("DELAY"), event["properties"]["WAIT"]) for body, event in got.items()}
+    assert as_sent == {"now": (None, "true"), "soon": ("1", "true"), "late": ("2", "true")}
+
+
+def test_everything_goes_through_the_vip_port_too(session: Session, topic: str, group: str) -> None:
+    producer = session.producer(group, vip=True)
+    consumer = session.consumer(group, topic, vip=True)
+    sent = producer.send(topic, "m", count=8)
+    sent += producer.send(topic, "n", count=8, mode="async")
+    assert {result["status"] for result in sent} == {"SEND_OK"}
+    assert sorted(bodies(consumer.take(16))) == sorted(numbered("m", 8) + numbered("n", 8))
+    consumer.commit(sent, group)
 
 
 @pytest.mark.parametrize("size", [5_000, 1_000_000])

@@ -30,6 +30,7 @@ from skylark.broker.logical_queues import LogicalQueues
 from skylark.broker.neighbours import Neighbours
 from skylark.broker.offsets import Offsets
 from skylark.broker.popping import Popping
+from skylark.broker.ports import bind_both, listen_on_vip
 from skylark.broker.pull import Pulls
 from skylark.broker.put import Put
 from skylark.broker.recall import Recalls
@@ -45,7 +46,7 @@ from skylark.broker.transactions import Transactions
 from skylark.net.addresses import unknown_host
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import split_address
-from skylark.net.server import Server, bind, refused
+from skylark.net.server import Server, refused
 from skylark.store import Store, StoreConfig, StoreError, foreign
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
@@ -86,14 +87,18 @@ class Broker:
 
     async def start(self, host: str, port: int) -> int:
         """Opens the store, serves, registers; returns the port. Raises OSError, StoreError or BadTable."""
-        bound = bind(host, port)
+        bound, vip = bind_both(host, port)
         try:
             port = self.config.listen_port = bound.getsockname()[1]
             self.config.broker_ip1 = self.config.broker_ip1 or advertised_address(host, self.config.namesrv_addr)
             self._build(port)
             await self._server.start(bound)
+            if vip is not None:
+                await listen_on_vip(self._server, vip)
         except BaseException:
             bound.close()
+            if vip is not None:
+                vip.close()
             raise
         await self._registration.register()
         self._tasks.append(asyncio.create_task(self._registration.run()))

@@ -53,7 +53,7 @@ def refused(codes: Iterable[int], hint: str) -> dict[int, Handler]:
 
 
 class Server:
-    """Serves a table of handlers on one port."""
+    """Serves a table of handlers on one port, or on several."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Server:
         self._max_connections = max_connections
         self._idle_s = idle_s
         self._server: asyncio.Server | None = None
+        self._others: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
         self._say_again_s = 0.0
@@ -74,14 +75,20 @@ class Server:
 
     async def start(self, bound: socket.socket) -> int:
         """Listens on a socket that `bind` made, and returns its port. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=1024
-        )
-        self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
+        self._server = await self._listen(bound)
+        self._sweeper = asyncio.get_running_loop().call_later(self._idle_s / 4, self._sweep)
         self._look_for_descriptors()
         port: int = bound.getsockname()[1]
         return port
+
+    async def also_listen(self, bound: socket.socket) -> None:
+        """Listens on another port too. Limits and the end are those of all connections together. Raises OSError."""
+        self._others.append(await self._listen(bound))
+
+    async def _listen(self, bound: socket.socket) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=1024
+        )
 
     async def stop(self, grace_s: float = 3.0) -> None:
         """Accepts no more, lets requests in hand finish for a while, then closes every connection."""
@@ -90,7 +97,9 @@ class Server:
         for timer in (self._sweeper, self._prober):
             if timer is not None:
                 timer.cancel()
-        self._server.close()
+        listeners = [self._server, *self._others]
+        for listener in listeners:
+            listener.close()
         try:
             async with asyncio.timeout(grace_s):
                 await asyncio.gather(*(connection.drained() for connection in self.connections))
@@ -101,7 +110,8 @@ class Server:
         await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()
-        await self._server.wait_closed()
+        for listener in listeners:
+            await listener.wait_closed()
         self._server = None
 
     def _opened(self, connection: Connection) -> None:

@@ -22,10 +22,10 @@ from typing import Any, Final, Self, TypeVar
 
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig, from_mapping
+from skylark.broker.ports import bind_both
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
-from skylark.net.server import bind
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic
@@ -55,7 +55,7 @@ class LocalBroker:
         self._config = config
         self._broker: Broker | None = None
         self._port = 0
-        self._reserved: socket.socket | None = None
+        self._reserved: list[socket.socket] = []
 
     @property
     def name(self) -> str:
@@ -72,11 +72,11 @@ class LocalBroker:
     async def start(self) -> None:
         if self._broker is None:
             broker = Broker(self._config)
-            # Bound and never listened on, so that nobody else gets the port while the broker is stopped. Other systems
+            # Bound and never listened on, so that nobody else gets the ports while the broker is stopped. Other systems
             # don't let two sockets be bound to one port.
-            if self._reserved is None and sys.platform == "linux":
-                self._reserved = bind(HOST, 0)
-                self._port = self._reserved.getsockname()[1]
+            if not self._reserved and sys.platform == "linux":
+                self._reserved = [each for each in bind_both(HOST, 0) if each is not None]
+                self._port = self._reserved[0].getsockname()[1]
             self._port = await broker.start(HOST, self._port)
             self._broker = broker
 
@@ -89,8 +89,8 @@ class LocalBroker:
     async def leave(self) -> None:
         """Stops for good: the port is anybody's again."""
         await self.stop()
-        if self._reserved is not None:
-            self._reserved.close()
+        for each in self._reserved:
+            each.close()
 
 
 class LocalCluster:

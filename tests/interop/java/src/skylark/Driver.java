@@ -205,6 +205,7 @@ public final class Driver {
             client.setUnitName(args.text("unit"));
         }
         client.setUnitMode(args.flag("unitMode", false));
+        client.setVipChannelEnabled(args.flag("vip", false));
         more.accept(client, args);
     }
 
