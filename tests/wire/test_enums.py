@@ -76,7 +76,11 @@ def test_an_unknown_name_counts_as_none_given() -> None:
     data = decode_body(ConsumerData, b'{"groupName":"g","consumeType":"x","messageModel":"","consumeFromWhere":null}')
     assert data == ConsumerData(group_name="g")
     assert decode_body(GroupRetryPolicy, b'{"type":"x"}').type == "CUSTOMIZED"
-    assert decode_body(SetMessageRequestMode, b'{"mode":"x"}').mode is None
+
+
+def test_an_unknown_name_that_somebody_sets_stays_for_the_complaint() -> None:
+    assert decode_body(SetMessageRequestMode, b'{"mode":"x"}').mode == "x"
+    assert decode_body(TopicConfig, b'{"topicFilterType":"x"}').topic_filter_type == "x"
 
 
 def test_the_heartbeat_of_the_cpp_client() -> None:

@@ -535,4 +535,4 @@ class SetMessageRequestMode(msgspec.Struct, rename="camel"):
     topic: str | None = None
 
     def __post_init__(self) -> None:
-        self.mode = REQUEST_MODES.read(self.mode)
+        self.mode = REQUEST_MODES.read(self.mode) or self.mode  # whoever sets an unknown one is told
