@@ -9,10 +9,13 @@ import pytest
 
 from broker.live import Live, live_broker, messages_of
 from skylark.broker.message_types import type_of_message
+from skylark.store.tables import TopicTable, load
+from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import SendMessageV2
-from skylark.wire.records import encode_batch
+from skylark.wire.records import encode_batch, encode_properties
+from skylark.wire.tables import TopicConfig
 from skylark.wire.typed import encode_header
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
@@ -126,7 +129,7 @@ def test_no_type_is_checked_otherwise(tmp_path: Path) -> None:
         ("+message.type=MIXED", ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported."),
         ("+message.type=ODD", ResponseCode.SYSTEM_ERROR, "value is not in set"),
         ("+cleanup.policy=COMPACTION", ResponseCode.INVALID_PARAMETER, "cleanup.policy=COMPACTION is not supported"),
-        ("+queue.type=BatchCQ", ResponseCode.INVALID_PARAMETER, "queue.type=BatchCQ is not supported"),
+        ("+queue.type=OtherCQ", ResponseCode.SYSTEM_ERROR, "value is not in set: [SimpleCQ, BatchCQ]"),
         ("+nonsense=1", ResponseCode.SYSTEM_ERROR, "unsupported key: nonsense"),
     ],
 )
@@ -140,5 +143,37 @@ def test_attributes_that_a_topic_can_not_have(tmp_path: Path, attributes: str, c
             missing = await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t")
             assert missing.code == ResponseCode.TOPIC_NOT_EXIST
             assert (await create(broker, "u", "+cleanup.policy=DELETE,+queue.type=SimpleCQ")).code == 0
+
+    asyncio.run(run())
+
+
+def test_a_topic_of_batches_has_them_message_by_message(tmp_path: Path) -> None:
+    async def attributes(broker: Live) -> list[dict[str, str]]:
+        one = decode_body(TopicConfig, (await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t")).body)
+        table = decode_body(TopicTable, (await broker.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body).topic_config_table
+        return [one.attributes, table["t"].attributes]
+
+    async def run() -> None:
+        given = {"queue.type": "BatchCQ", "message.type": "NORMAL"}
+        async with live_broker(tmp_path) as broker:
+            assert (await create(broker, "t", "+queue.type=BatchCQ,+message.type=NORMAL")).code == ResponseCode.SUCCESS
+            properties = encode_properties({"UNIQ_KEY": "U"}).decode()
+            header = SendMessageV2("producers", "t", "TBW102", 4, 0, 0, 0, 0, properties, batch=True)
+            batch = encode_batch([(0, b"a", {"UNIQ_KEY": "A"}), (0, b"b", {"UNIQ_KEY": "B"})])
+            answer = await broker.ask(RequestCode.SEND_BATCH_MESSAGE, batch, **encode_header(header))
+            assert (answer.code, answer.fields["queueOffset"]) == (ResponseCode.SUCCESS, "0")
+            assert await attributes(broker) == [given, given]
+            refused = await create(broker, "t", "+queue.type=SimpleCQ")
+            assert refused.remark == "attempt to update an unchangeable attribute. key: queue.type"
+        async with live_broker(tmp_path) as broker:
+            found = messages_of(await broker.pull("t", 0))
+            assert [(m.body, m.queue_offset, m.unique_key) for m in found] == [(b"a", 0, "A"), (b"b", 1, "B")]
+            assert await attributes(broker) == [given, given]
+        # Apache's broker starts with queues of the usual kind only if the table does not call them others.
+        table = load(tmp_path / "config" / "topics.json", TopicTable)
+        assert table is not None
+        assert "queue.type" not in table.topic_config_table["t"].attributes
+        assert (tmp_path / "consumequeue" / "t" / "0").is_dir()
+        assert not (tmp_path / "batchconsumequeue").exists()
 
     asyncio.run(run())

@@ -7,16 +7,18 @@ line says how the store can be served, the test does what it says.
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from drivers import Driver, Event, Session, bodies, readable
+from drivers import Driver, Event, Session, bodies, numbered, readable
 from servers import Server, ServerError, clean_environment, request
 
 UPDATE_AND_CREATE_TOPIC = 17
+GET_TOPIC_CONFIG = 351
 # Small files, so that comparing all of them takes no time; the queue files end within an entry.
 SIZES = {
     "mappedFileSizeCommitLog": "65536",
@@ -222,3 +224,30 @@ def test_topics_that_only_apache_serves(start: Start, java_latest: Driver) -> No
     topics = first.store / "config" / "topics.json"
     topics.write_text(topics.read_text().replace("BatchCQ", "SimpleCQ"))
     assert "topics with cleanup.policy=COMPACTION cannot be served: compacted: " in refusal(start, first)
+
+
+def test_a_topic_of_batches_is_a_simple_one_for_apaches_broker(start: Start, java_latest: Driver) -> None:
+    first = start("skylark")
+    make_topic(first, "batched", "+queue.type=BatchCQ")
+    session = Session(java_latest, first.namesrv_addr)
+    session.producer("filler").send("batched", "b", count=5, mode="batch")
+    assert sorted(bodies(session.consumer("early", "batched", from_="first").take(5))) == numbered("b", 5)
+    session.close(wait=True)
+    first.stop()
+
+    second = start("apache", first)
+    session = Session(java_latest, second.namesrv_addr)
+    session.producer("filler").send("batched", "c", count=5, mode="batch")
+    found = session.consumer("late", "batched", from_="first").take(10)
+    session.close(wait=True)
+    second.stop()
+    assert sorted(bodies(found)) == numbered("b", 5) + numbered("c", 5)
+
+    third = start("skylark", second)
+    answer, body = request(third.broker_addr, GET_TOPIC_CONFIG, {"topic": "batched"})
+    assert answer["code"] == 0, answer
+    assert json.loads(body)["attributes"] == {"queue.type": "BatchCQ"}
+    session = Session(java_latest, third.namesrv_addr)
+    found = session.consumer("last", "batched", from_="first").take(10)
+    assert sorted(bodies(found)) == numbered("b", 5) + numbered("c", 5)
+    session.close()

@@ -47,9 +47,11 @@ QUEUE_TYPE: Final = "queue.type"
 CLEANUP_POLICY: Final = "cleanup.policy"
 MESSAGE_TYPE: Final = "message.type"
 RESERVE_TIME: Final = "reserve.time"
+BATCHES: Final = "BatchCQ"
+_KEPT_QUEUE_TYPE: Final = "skylark.queue.type"
 
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
-    QUEUE_TYPE: Attribute(changeable=False, choices=("SimpleCQ", "BatchCQ")),
+    QUEUE_TYPE: Attribute(changeable=False, choices=("SimpleCQ", BATCHES)),
     CLEANUP_POLICY: Attribute(changeable=False, choices=("DELETE", "COMPACTION")),
     MESSAGE_TYPE: Attribute(
         choices=("UNSPECIFIED", "MIXED", "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL")
@@ -117,3 +119,23 @@ def alter(
         else:
             del altered[key]
     return altered
+
+
+def kept(attributes: dict[str, str]) -> dict[str, str]:
+    """A topic's attributes as its record has them: the queue type BatchCQ stands under a key of our own.
+
+    Apache's broker keeps each batch of such a topic as one message, in queues of another format. Here batches are
+    stored message by message, in queues like all others. Apache's broker, if it gets the store back, goes by the queue
+    type, and does not start when it finds a topic of that type with these queues: it must take the topic for the simple
+    one that it is.
+    """
+    return _renamed(attributes, QUEUE_TYPE, _KEPT_QUEUE_TYPE) if attributes.get(QUEUE_TYPE) == BATCHES else attributes
+
+
+def shown(attributes: dict[str, str]) -> dict[str, str]:
+    """The attributes that a topic was given, of those that are kept."""
+    return _renamed(attributes, _KEPT_QUEUE_TYPE, QUEUE_TYPE) if _KEPT_QUEUE_TYPE in attributes else attributes
+
+
+def _renamed(attributes: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    return {new if key == old else key: value for key, value in attributes.items()}

@@ -17,12 +17,13 @@ import msgspec
 from skylark.broker.attributes import (
     CLEANUP_POLICY,
     MESSAGE_TYPE,
-    QUEUE_TYPE,
     RESERVE_TIME,
     TOPIC_ATTRIBUTES,
     BadAttribute,
     alter,
+    kept,
     parse_changes,
+    shown,
 )
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
@@ -73,8 +74,7 @@ _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
 MAX_RETRY_NAME_LENGTH: Final = 255
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
-# What Apache's store can do and this one can't: topics that keep one message a key, and queues of whole batches.
-_UNSUPPORTED: Final = {CLEANUP_POLICY: "COMPACTION", QUEUE_TYPE: "BatchCQ"}
+_COMPACTION: Final = "COMPACTION"
 _FAQ: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
 
 
@@ -283,6 +283,12 @@ def _limited(topic: TopicConfig) -> TopicConfig:
     )
 
 
+def _as_given(topic: TopicConfig) -> TopicConfig:
+    """The topic with the attributes that it was given."""
+    attributes = shown(topic.attributes)
+    return topic if attributes is topic.attributes else msgspec.structs.replace(topic, attributes=attributes)
+
+
 class _AllTopics(msgspec.Struct, rename="camel"):
     """The answer to GET_ALL_TOPIC_CONFIG."""
 
@@ -411,7 +417,8 @@ class _TopicRequests:
             table = {topic.topic_name: topic for topic in self._topics.all()}
         mappings = self._static_topics.table
         details = {name: detail for name, detail in self._static_topics.all().items() if name in table}
-        body = encode_body(_AllTopics(version, table, mappings.data_version, details))
+        told = {name: _as_given(topic) for name, topic in table.items()}
+        body = encode_body(_AllTopics(version, told, mappings.data_version, details))
         return request.reply(fields={"totalTopicNum": str(len(self._topics))}, body=body)
 
     def get(self, request: Frame, _: Connection) -> Frame:
@@ -421,7 +428,7 @@ class _TopicRequests:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
         detail = self._static_topics.get(header.topic) if header.lo else None
         return request.reply(
-            body=encode_body(MappedTopicConfig(**msgspec.structs.asdict(topic), mapping_detail=detail))
+            body=encode_body(MappedTopicConfig(**msgspec.structs.asdict(_as_given(topic)), mapping_detail=detail))
         )
 
     def system_topics(self, request: Frame, _: Connection) -> Frame:
@@ -442,12 +449,12 @@ class _TopicRequests:
             )
         if topic.attributes.get(f"+{MESSAGE_TYPE}") == "MIXED" and not self._topics.may_be_mixed:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
-        for key, value in _UNSUPPORTED.items():
-            if topic.attributes.get(f"+{key}") == value:
-                raise RequestFailed(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"{key}={value} is not supported by this broker: leave {key} out, or create the topic elsewhere",
-                )
+        if topic.attributes.get(f"+{CLEANUP_POLICY}") == _COMPACTION:  # to keep one message per key
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"{CLEANUP_POLICY}={_COMPACTION} is not supported by this broker: leave {CLEANUP_POLICY} out, or "
+                "create the topic elsewhere",
+            )
 
     def _check_name(self, name: str) -> None:
         remark = validate_topic(name)
@@ -460,12 +467,12 @@ class _TopicRequests:
         """The topic with the attributes that its changes lead to."""
         old = self._topics.get(topic.topic_name)
         try:
-            attributes = alter(TOPIC_ATTRIBUTES, None if old is None else old.attributes, topic.attributes)
+            attributes = alter(TOPIC_ATTRIBUTES, None if old is None else shown(old.attributes), topic.attributes)
         except BadAttribute as e:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
         if f"+{RESERVE_TIME}" in topic.attributes:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "Update topic reserveTime not supported")
-        return msgspec.structs.replace(topic, attributes=attributes)
+        return msgspec.structs.replace(topic, attributes=kept(attributes))
 
     async def _when_published(self, request: Frame) -> Frame:
         """Success, once a client that asks for the route of the topic gets it."""
