@@ -36,7 +36,7 @@ class JavaEnum:
         ('POP', 'PULL', None)
         """
         if value is None or value in self._names:
-            return value  # type: ignore[return-value]  # no number is among the names
+            return value
         if isinstance(value, str):
             return self._by_spelling.get(_spelled(value))
         if not 0 <= value < len(self._names):
