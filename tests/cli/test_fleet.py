@@ -79,6 +79,8 @@ def test_a_producer_reaches_both_and_a_signal_stops_both(tmp_path: Path) -> None
         with Producer(ready[1], group="senders") as producer:
             reached = {producer.send("Orders", b"x").queue.broker_name for _ in range(32)}
         assert reached == set(NAMES)
+        for port in ready.groups()[1:]:
+            socket.create_connection((HOST, int(port) - 2)).close()  # the VIP port
         brokers = children(up.process.pid)
         assert set(brokers) == set(NAMES)
         assert up.stop(signal.SIGTERM) == (0, "", "")
