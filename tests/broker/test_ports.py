@@ -83,18 +83,22 @@ def test_a_broker_does_without_when_another_program_has_it(tmp_path: Path, caplo
         asyncio.run(run(own, other))
 
 
-def test_a_port_that_is_taken_only_after_it_was_bound(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_port_that_is_taken_only_after_it_was_bound(caplog: pytest.LogCaptureFixture, loop: str) -> None:
     """Two sockets may be bound to a port as long as none listens."""
 
-    async def run(vip: socket.socket) -> None:
-        with bind(HOST, vip.getsockname()[1]) as other:
-            other.listen()
-            await listen_on_vip(Server({}), vip)
+    async def run(own: socket.socket, vip: socket.socket) -> None:
+        for bound in (own, vip):
+            stack.enter_context(bind(HOST, bound.getsockname()[1])).listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            await Server({}).start(own)
+        await listen_on_vip(Server({}), vip)
 
+    new_loop = pytest.importorskip(loop).new_event_loop
     own, vip = bind_both(HOST, 0)
     assert vip is not None
-    with own, vip:
-        asyncio.run(run(vip))
+    with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=new_loop) as runner, own, vip:
+        runner.run(run(own, vip))
     assert "is not served: Address already in use" in caplog.text
 
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LOOK_FOR_DESCRIPTORS_S: Final = 1.0
 _SAY_AGAIN_S: Final = 60.0
+_BACKLOG: Final = 1024
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -86,8 +87,11 @@ class Server:
         self._others.append(await self._listen(bound))
 
     async def _listen(self, bound: socket.socket) -> asyncio.Server:
+        # When another program has come to listen there since the socket was bound, uvloop serves nothing and says
+        # nothing.
+        bound.listen(_BACKLOG)
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=1024
+            lambda: Connection(self._handlers, self._opened, self._closed), sock=bound, backlog=_BACKLOG
         )
 
     async def stop(self, grace_s: float = 3.0) -> None:
