@@ -62,8 +62,7 @@ def test_brokers_of_a_local_cluster_have_one_each_and_get_it_back() -> None:
 def test_a_broker_does_without_when_another_program_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def run(own: socket.socket, other: socket.socket) -> None:
         other.listen()
-        port = own.getsockname()[1]
-        own.close()
+        port = own.getsockname()[1]  # stays bound, so that nobody else gets it
         config = from_mapping({"storePathRootDir": str(tmp_path), "maxHashSlotNum": "1000"}, source="test")
         broker = Broker(config)
         with caplog.at_level(logging.WARNING, "skylark.broker.ports"):
