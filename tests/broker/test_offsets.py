@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skylark.broker import offsets as module
-from skylark.broker.offsets import Offsets, QueueReader, handlers
+from skylark.broker.offsets import UNKNOWN, Offsets, handlers
 from skylark.net.connection import Connection, RequestFailed
-from skylark.store import ReadResult, ReadStatus
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 
@@ -133,30 +132,16 @@ def test_made_up_queues_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pyte
     assert offsets.query("g", "T", 1) == 10
 
 
-class FakeStore:
-    """One queue, whose first message is where the test says."""
-
-    def __init__(self, min_offset: int = 0, status: ReadStatus = ReadStatus.FOUND, from_disk: bool = False) -> None:
-        self._min_offset = min_offset
-        self._result = ReadResult(status, 1, min_offset, 1, from_disk=from_disk)
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        return self._min_offset
-
-    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult:
-        return self._result
-
-
-def ask(offsets: Offsets, code: RequestCode, store: QueueReader | None = None, **fields: str) -> Frame:
+def ask(offsets: Offsets, code: RequestCode, beginning: int = UNKNOWN, **fields: str) -> Frame:
     request = Frame(code, {"consumerGroup": "g", "topic": "T", "queueId": "0"} | fields)
-    answer = handlers(offsets, store or FakeStore(), {"T"}, {"g"})[code](request, PEER)
+    answer = handlers(offsets, lambda *_: beginning, {"T"}, {"g"})[code](request, PEER)
     assert isinstance(answer, Frame)
     return answer
 
 
-def refused(offsets: Offsets, code: RequestCode, store: QueueReader | None = None, **fields: str) -> tuple[int, str]:
+def refused(offsets: Offsets, code: RequestCode, beginning: int = UNKNOWN, **fields: str) -> tuple[int, str]:
     with pytest.raises(RequestFailed) as failure:
-        ask(offsets, code, store, **fields)
+        ask(offsets, code, beginning, **fields)
     return failure.value.code, failure.value.remark
 
 
@@ -166,24 +151,19 @@ def test_query_of_a_committed_offset(tmp_path: Path) -> None:
     assert ask(offsets, RequestCode.QUERY_CONSUMER_OFFSET).fields == {"offset": "42"}
 
 
-def test_a_new_group_starts_at_the_beginning_of_a_young_queue(tmp_path: Path) -> None:
-    assert ask(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET).fields == {"offset": "0"}
+def test_a_new_group_is_told_where_it_begins(tmp_path: Path) -> None:
+    assert ask(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, 7).fields == {"offset": "7"}
 
 
-@pytest.mark.parametrize(
-    "store",
-    [FakeStore(min_offset=7), FakeStore(status=ReadStatus.NO_MESSAGE_IN_QUEUE), FakeStore(from_disk=True)],
-    ids=["trimmed", "empty", "old"],
-)
-def test_a_new_group_decides_itself_where_to_start_in_another_queue(tmp_path: Path, store: FakeStore) -> None:
-    assert refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, store) == (
+def test_a_new_group_that_is_told_nothing_decides_itself(tmp_path: Path) -> None:
+    assert refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET) == (
         ResponseCode.QUERY_NOT_FOUND,
         "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
     )
 
 
 def test_a_client_can_ask_not_to_be_given_zero(tmp_path: Path) -> None:
-    answer = refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, setZeroIfNotFound="false")
+    answer = refused(Offsets(tmp_path), RequestCode.QUERY_CONSUMER_OFFSET, 0, setZeroIfNotFound="false")
     assert answer == (ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first")
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from skylark.broker import admin, clients, filters, groups, locks, offsets, query, relays, resets, topics
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.assignment import Assignments
+from skylark.broker.beginnings import Beginnings
 from skylark.broker.checkback import CheckBack
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig, FlushDiskType
@@ -191,6 +192,7 @@ class Broker:
         queue_locks = Locks()
         self._clients.on_leave = queue_locks.release
         published = self._registration.published
+        beginnings = Beginnings(store, self._clients)
         sends = Sends(config, put, self._topics, self._groups, queue_locks, published, clock, steady_clock_ms)
         return {
             **sends.handlers(),
@@ -208,7 +210,7 @@ class Broker:
             **self._assignments.handlers(),
             **topics.handlers(self._topics, self._offsets, self._forget_topic, published, self._static_topics),
             **groups.handlers(self._groups, self._offsets),
-            **offsets.handlers(self._offsets, store, self._topics, self._groups),
+            **offsets.handlers(self._offsets, beginnings.find, self._topics, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),
             **clients.handlers(self._clients, config, clock, filters.complaint),
             **relays.handlers(self._clients, store, self._topics, self._groups, config),

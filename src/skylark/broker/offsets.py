@@ -16,13 +16,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Container, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store import ReadResult, ReadStatus
 from skylark.store.tables import BadTable, ConsumerOffsetTable, load, save
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -245,18 +244,14 @@ def _joined(table: dict[_Key, dict[int, int]]) -> dict[str, dict[int, int]]:
     return {f"{topic}{_SEPARATOR}{group}": dict(offsets) for (group, topic), offsets in table.items()}
 
 
-class QueueReader(Protocol):
-    """What of the store is asked here."""
-
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-
-    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult: ...
+FindBeginning = Callable[[Connection, str, str, int], int]
+"""Given who asks, a group without an offset, a topic and a queue, the offset to tell, or -1."""
 
 
 def handlers(
-    offsets: Offsets, store: QueueReader, topics: Container[str], groups: Container[str]
+    offsets: Offsets, find_beginning: FindBeginning, topics: Container[str], groups: Container[str]
 ) -> dict[int, Handler]:
-    requests = _OffsetRequests(offsets, store, topics, groups)
+    requests = _OffsetRequests(offsets, find_beginning, topics, groups)
     return {
         RequestCode.QUERY_CONSUMER_OFFSET: requests.query,
         RequestCode.UPDATE_CONSUMER_OFFSET: requests.update,
@@ -265,13 +260,15 @@ def handlers(
 
 
 class _OffsetRequests:
-    def __init__(self, offsets: Offsets, store: QueueReader, topics: Container[str], groups: Container[str]) -> None:
+    def __init__(
+        self, offsets: Offsets, find_beginning: FindBeginning, topics: Container[str], groups: Container[str]
+    ) -> None:
         self._offsets = offsets
-        self._store = store
+        self._find_beginning = find_beginning
         self._topics = topics
         self._groups = groups
 
-    def query(self, request: Frame, _: Connection) -> Frame:
+    def query(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(QueryConsumerOffset, request)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
@@ -279,11 +276,11 @@ class _OffsetRequests:
                 raise RequestFailed(
                     ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
                 )
-            if not self._is_fresh(header.topic, header.queue_id):
-                raise RequestFailed(
-                    ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
-                )
-            offset = 0
+            offset = self._find_beginning(connection, header.consumer_group, header.topic, header.queue_id)
+        if offset < 0:
+            raise RequestFailed(
+                ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+            )
         return request.reply(fields={"offset": str(offset)})
 
     def update(self, request: Frame, connection: Connection) -> Frame:
@@ -301,10 +298,3 @@ class _OffsetRequests:
 
     def get_all(self, request: Frame, _: Connection) -> Frame:
         return request.reply(body=self._offsets.encode())
-
-    def _is_fresh(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue's first message is still there and in memory: a new group then starts at the beginning."""
-        if self._store.min_offset(topic, queue_id) > 0:
-            return False
-        first = self._store.read(topic, queue_id, 0, 1)
-        return first.status == ReadStatus.FOUND and not first.from_disk
