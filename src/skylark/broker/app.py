@@ -13,7 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from skylark.broker import admin, clients, filters, groups, locks, offsets, query, relays, resets, topics
+from skylark.broker import (
+    admin,
+    clients,
+    filters,
+    former_members,
+    groups,
+    locks,
+    offsets,
+    query,
+    relays,
+    resets,
+    topics,
+)
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.assignment import Assignments
 from skylark.broker.beginnings import Beginnings
@@ -112,6 +124,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Leaves the routes, finishes what is in hand, and brings everything to disk."""
+        self._remember_members()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -138,7 +151,7 @@ class Broker:
         self._neighbours = Neighbours(config)
         self._groups = Groups(tables, config, clock)
         self._offsets = Offsets(tables)
-        self._clients = Clients(self._topics, self._groups, config)
+        self._clients = Clients(self._topics, self._groups, config, former_members.take(tables, clock()))
         self._filters = FilterTable(tables, config, clock())
         self._clients.on_subscribe = lambda group, wanted: self._filters.subscribed(group, wanted, clock())
         self._clients.on_empty = lambda group: self._filters.left(group, clock())
@@ -312,6 +325,13 @@ class Broker:
 
     def _save_offsets(self) -> None:
         self._popping.save(self._clock())
+
+    def _remember_members(self) -> None:
+        try:
+            tables = config_directory(Path(self.config.store_path_root_dir))
+            former_members.write(tables, self._clients.sharing(), self._clock())
+        except OSError as e:
+            log.error("the groups' members can't be written, and share their queues out anew: %s", e)
 
     def _save_delayed(self) -> None:
         self._delayed.save(self._clock())

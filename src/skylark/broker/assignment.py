@@ -152,7 +152,7 @@ class Assignments:
             reason = "group has no members" if consumers is None else f"strategy {asked.strategy_name} is unknown"
             log.info("%s asks for its share of %s: the %s", client, asked.topic, reason)
             return None
-        members = sorted({member.client_id for member in consumers.members.values()})
+        members = sorted(self._clients.sharers(consumers))
         if mode.mode == POP:
             return allocate_for_pop(allocate, queues, members, client, mode.pop_share_queue_num)
         return allocate(queues, members, client)

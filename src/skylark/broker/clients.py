@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.former_members import FormerMembers
 from skylark.broker.groups import Groups
 from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.net.connection import Connection, Handler, RequestFailed
@@ -102,7 +103,9 @@ class _Roles(msgspec.Struct, eq=False):
 class Clients:
     """The tables of connected clients."""
 
-    def __init__(self, topics: Topics, groups: Groups, config: BrokerConfig) -> None:
+    def __init__(
+        self, topics: Topics, groups: Groups, config: BrokerConfig, former: FormerMembers | None = None
+    ) -> None:
         self.on_leave: Callable[[str, str], None] | None = None
         """Called with a consumer group and the id of a client that says that it has left the group."""
         self.on_subscribe: Callable[[str, list[Subscription]], None] | None = None
@@ -112,6 +115,7 @@ class Clients:
         self._topics = topics
         self._groups = groups
         self._config = config
+        self._former = former or FormerMembers()
         self._checked_ms: int | None = None
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
@@ -138,6 +142,21 @@ class Clients:
     def member(self, group: str, client_id: str | None) -> Member | None:
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.member(client_id)
+
+    def sharers(self, group: ConsumerGroup) -> list[str]:
+        """Whose the group's queues are, by client id: its members, and who is expected back after a restart.
+
+        Each counts once: of two places, which a client has while its former connection is not known to be dead, it
+        would take the queues of one only.
+        """
+        ids = dict.fromkeys(member.client_id for member in group.members.values())
+        return [*ids, *self._former.expected(group.name)]
+
+    def sharing(self) -> Iterator[tuple[str, list[str]]]:
+        """Each group whose members share queues, with their ids."""
+        for group in self._consumers.values():
+            if group.message_model != BROADCASTING:
+                yield group.name, self.sharers(group)
 
     def producers(self, group: str) -> list[Member]:
         return list(self._producers.get(group, {}).values())
@@ -179,6 +198,11 @@ class Clients:
         if not roles.consumer_groups and not roles.producer_groups:
             del self._roles[connection]
 
+    def not_coming(self, consumer_group: str | None, client_id: str) -> None:
+        """A client leaves that may not have come back since the broker was restarted."""
+        if consumer_group is not None and self._former.left(consumer_group, client_id):
+            self._tell(consumer_group)
+
     def closed(self, connection: Connection) -> None:
         """The connection is gone, and with it its memberships."""
         roles = self._roles.pop(connection, None)
@@ -191,6 +215,8 @@ class Clients:
 
     def expire(self, now_ms: int) -> None:
         """Removes and disconnects members that were silent for too long; called every few seconds."""
+        for name in self._former.expire(now_ms):
+            self._tell(name)
         timeout_ms = self._config.channel_expired_timeout
         last_ms, self._checked_ms = self._checked_ms, now_ms
         members = [member for group in self._consumers.values() for member in group.members.values()]
@@ -258,6 +284,7 @@ class Clients:
         is_changed = _refresh(group.members, member)
         if is_changed:
             log.info("%s joins group %s as %r", member.client_id, group.name, member.connection)
+            self._former.came(group.name, member.client_id)
         if not beat.without_sub:
             is_changed |= self._subscribe(group, consumer.subscription_data_set)
             _compare(group, group.members[member.connection], consumer.subscription_data_set)
@@ -305,6 +332,11 @@ class Clients:
         groups.discard(group)
         if not groups:
             del self._groups_by_topic[topic]
+
+    def _tell(self, name: str) -> None:
+        group = self._consumers.get(name)
+        if group is not None:
+            self._notify(group)
 
     def _notify(self, group: ConsumerGroup, newcomer: Connection | None = None) -> None:
         """Tells all members to share the queues out anew.
@@ -439,6 +471,7 @@ class _ClientRequests:
 
     def unregister(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(UnregisterClient, request)
+        self._clients.not_coming(header.consumer_group, header.client_id)
         self._clients.unregister(connection, header.consumer_group, header.producer_group)
         return request.reply()
 
@@ -461,8 +494,7 @@ class _ClientRequests:
         group = self._clients.group(name)
         if group is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
-        ids = [member.client_id for member in group.members.values()]
-        return request.reply(body=encode_body(ConsumerIds(consumer_id_list=ids)))
+        return request.reply(body=encode_body(ConsumerIds(consumer_id_list=self._clients.sharers(group))))
 
     def consumer_connections(self, request: Frame, _: Connection) -> Frame:
         name = decode_header(GetConsumerConnectionList, request).consumer_group
