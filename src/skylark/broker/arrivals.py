@@ -10,10 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from skylark.net.connection import RequestFailed
+from skylark.wire.codes import ResponseCode
+
 TagCodes = frozenset[int]
 RecordFilter = Callable[[bytes], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
+
+
+def too_late() -> RequestFailed:
+    """The answer to who waits, or wants to, when the broker ends: the client tries again after a second or more.
+
+    Told that there is no message, it would ask again at once, and Apache's Java client that has just sent a request
+    when its connection is closed may not notice that, and wait for the answer for 30 s.
+    """
+    return RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is shutting down")
 
 
 class Waiter:
@@ -46,7 +58,7 @@ class Arrivals:
         """`record_of` is asked only for who filters by more than tags."""
         self._record_of = record_of
         self._waiters: dict[tuple[str, int], set[Waiter]] = {}
-        self._closed = False
+        self.closed = False
 
     def __len__(self) -> int:
         return sum(map(len, self._waiters.values()))
@@ -62,7 +74,7 @@ class Arrivals:
         """Registers a waiter; await its `arrived`. It leaves the table by itself."""
         loop = asyncio.get_running_loop()
         waiter = Waiter(loop, wants, accepts)
-        if self._closed:
+        if self.closed:
             waiter.wake(False)
             return waiter
         key = (topic, queue_id)
@@ -96,7 +108,7 @@ class Arrivals:
 
     def close(self) -> None:
         """Wakes everybody, now and from now on."""
-        self._closed = True
+        self.closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.wake(False)

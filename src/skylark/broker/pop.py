@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.access import Access
-from skylark.broker.arrivals import Waiter
+from skylark.broker.arrivals import Waiter, too_late
 from skylark.broker.checkpoints import CheckPoints
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filters import BadExpression, Filter, message_filter, parse_subscription
@@ -152,7 +152,7 @@ class Pops:
         """Registers for the next arrival, or says with which code the pop ends."""
         header = asked.header
         left_ms = asked.expires_ms - now_ms
-        if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS or self._waiters.closed:
+        if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS:
             return ResponseCode.POLLING_TIMEOUT
         for free_at_ms in found.blocked_until_ms:  # nothing arrives when a message's time has passed
             left_ms = min(left_ms, max(1, free_at_ms - now_ms))
@@ -193,6 +193,8 @@ class Pops:
     # What is there.
 
     def _look(self, asked: _Asked, now_ms: int) -> _Found:
+        if self._waiters.closed:
+            raise too_late()
         header, config = asked.header, self._config
         is_order = bool(header.order)
         found = _Found(now_ms, ORDER_REVIVE_QUEUE if is_order else self._check_points.next_revive_queue())

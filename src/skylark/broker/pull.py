@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Final
 
-from skylark.broker.arrivals import Arrivals
+from skylark.broker.arrivals import Arrivals, too_late
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filterdata import FilterTable
@@ -173,6 +173,8 @@ class Pulls:
         }
 
     def _check(self, header: PullMessage, connection: Connection) -> tuple[SubscriptionGroupConfig, TopicConfig]:
+        if self._arrivals.closed:
+            raise too_late()
         if not self._config.broker_permission & PERM_READ:
             raise RequestFailed(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pulling message is forbidden"
