@@ -64,6 +64,9 @@ class Group:
         self.clients.heartbeat(beat(client_id, model), cast(Connection, peer), "JAVA", 500, NOW_MS)
         return peer
 
+    def beat(self, peer: Peer) -> None:
+        self.clients.heartbeat(beat(peer.client_id), cast(Connection, peer), "JAVA", 500, NOW_MS)
+
     def leave(self, peer: Peer) -> None:
         request = Frame(RequestCode.UNREGISTER_CLIENT, {"clientID": peer.client_id, "consumerGroup": "g"})
         self._serve[RequestCode.UNREGISTER_CLIENT](request, cast(Connection, peer))
@@ -117,6 +120,19 @@ def test_who_does_not_come_is_given_up_and_the_others_are_told(tmp_path: Path) -
     assert group.ids() == ["h1@a", "h2@a"]
 
 
+def test_who_is_back_is_told_with_its_heartbeats_to_look_again(tmp_path: Path) -> None:
+    group = Group(tmp_path, "h1@a", "h2@a")
+    first, second = group.join("h1@a"), group.join("h2@a")
+    told = second.told
+    first.told = 0
+    group.beat(first)
+    group.beat(first)
+    assert (first.told, second.told) == (2, told)
+    group.clients.expire(NOW_MS + EXPECTED_FOR_MS)
+    group.beat(first)
+    assert first.told == 2
+
+
 def test_a_clock_that_is_set_back_prolongs_nothing() -> None:
     former = FormerMembers({"g": ["h1@a", "h2@a"]})
     former.expire(NOW_MS)
@@ -154,7 +170,7 @@ def test_each_newcomer_takes_one_place_of_those_who_are_missing(former: set[str]
 
 def test_the_table_is_true_once_and_not_for_long(tmp_path: Path) -> None:
     def take_after(down_ms: int) -> list[str]:
-        former_members.write(tmp_path, [("g", ["b", "a"]), ("alone", ["a"])], NOW_MS)
+        former_members.write(tmp_path, [("g", ["b", "a"])], NOW_MS)
         return former_members.take(tmp_path, NOW_MS + down_ms).expected("g")
 
     assert take_after(1_000) == ["a", "b"]
@@ -163,7 +179,7 @@ def test_the_table_is_true_once_and_not_for_long(tmp_path: Path) -> None:
     assert take_after(MAX_DOWN_MS + 1) == []
     assert take_after(-1) == []
     assert take_after(0) == ["a", "b"]
-    former_members.write(tmp_path, [("alone", ["a"])], NOW_MS)
+    former_members.write(tmp_path, [], NOW_MS)
     assert not list(tmp_path.iterdir())
 
 

@@ -292,6 +292,8 @@ class Clients:
                 self.on_subscribe(group.name, consumer.subscription_data_set)
         if is_changed:
             self._notify(group, newcomer=member.connection)
+        elif self._former.has_restarted(group.name):
+            self._notify_one(group, member.connection, NEWCOMER_DELAY_S)
         known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
         # A client that leaves its subscriptions out relies on a broker that may have been restarted since.
         is_missing = beat.without_sub and not group.subscriptions
@@ -345,15 +347,16 @@ class Clients:
         Java client, told in the middle of its first heartbeat, may raise the version of its subscription without being
         able to send that version, and then waits for its next heartbeat.
         """
+        for connection in group.members:
+            self._notify_one(group, connection, NEWCOMER_DELAY_S if connection is newcomer else 0.0)
+
+    def _notify_one(self, group: ConsumerGroup, connection: Connection, after_s: float) -> None:
         if not self._config.notify_consumer_ids_changed_enable or group.message_model == BROADCASTING:
             return
         config = self._groups.get(group.name) if group.name in self._groups else None
-        if config is not None and not config.notify_consumer_ids_changed_enable:
-            return
-        fields = encode_header(NotifyConsumerIdsChanged(group.name))
-        for connection in group.members:
-            after_s = NEWCOMER_DELAY_S if connection is newcomer else 0.0
-            connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)), after_s)
+        if config is None or config.notify_consumer_ids_changed_enable:
+            fields = encode_header(NotifyConsumerIdsChanged(group.name))
+            connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, fields), after_s)
 
     # Producers.
 

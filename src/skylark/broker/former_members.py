@@ -9,6 +9,10 @@ Nobody waits for long. A broker that was down for minutes expects nobody. A memb
 expected any more, one that was unknown takes the place of a missing one (so a client that was restarted together with
 the broker gets its whole share at once), and after one interval of heartbeats those who are missing are given up.
 
+Clients fetch routes every 30 s. One that did so while the broker was away has given up the broker's queues, and when it
+knows of them again, which a heartbeat follows, it takes them with its next turn only, up to 20 s later. So those who
+are back are told with their heartbeats to share the queues out.
+
 The table is written when the broker is stopped and taken away when it starts: it is true once.
 """
 
@@ -52,6 +56,10 @@ class FormerMembers:
         """The client ids that are still missing."""
         return sorted(self._expected.get(group, ()))
 
+    def has_restarted(self, group: str) -> bool:
+        """Whether the group had members before a start that was just now."""
+        return group in self._known
+
     def came(self, group: str, client_id: str) -> None:
         """A client is a member now, again or for the first time."""
         expected = self._expected.get(group)
@@ -69,14 +77,14 @@ class FormerMembers:
             return False
         expected.discard(client_id)
         if not expected:
-            del self._expected[group], self._known[group]
+            del self._expected[group]
         return True
 
     def expire(self, now_ms: int) -> list[str]:
         """Gives up who has not come in time; called every few seconds. The groups that had such members."""
         if self._since_ms is None:
             self._since_ms = now_ms
-        if not self._expected or 0 <= now_ms - self._since_ms < EXPECTED_FOR_MS:
+        if not self._known or 0 <= now_ms - self._since_ms < EXPECTED_FOR_MS:
             return []
         for group, ids in self._expected.items():
             log.info("%d former members of group %s have not come back: its queues go to the others", len(ids), group)
@@ -104,7 +112,7 @@ def write(directory: Path, members: Iterable[tuple[str, list[str]]], now_ms: int
     remembered: dict[str, list[str]] = {}
     room = MAX_REMEMBERED
     for group, ids in members:
-        if 1 < len(ids) <= room and max(map(len, ids)) <= _MAX_ID_LENGTH:
+        if len(ids) <= room and max(map(len, ids)) <= _MAX_ID_LENGTH:
             remembered[group] = sorted(ids)
             room -= len(ids)
     if remembered:
