@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from client.scripted import HOST, ScriptedBroker, scripted_cluster
+from relay import relay
 from skylark.client import session as module
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message, MessageQueue
@@ -107,6 +108,26 @@ def test_a_silent_name_server_leaves_time_for_the_others() -> None:
             async with Session(address) as session:
                 with pytest.raises(RequestTimeout, match=address):
                     await session.ask_name_server(request, 0.05)
+
+    asyncio.run(run())
+
+
+def test_a_name_server_that_is_reached_again_is_dialled_again() -> None:
+    """A connection that leads nowhere does not end by itself."""
+
+    async def run() -> None:
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            relay(cluster.namesrv) as between,
+            Session(between.address) as session,
+        ):
+            await session.ask_name_server(request, LONG_S)
+            between.cut()
+            with pytest.raises(RequestTimeout, match=f"no answer from {between.address} within 0.05 s"):
+                await session.ask_name_server(request, 0.05)
+            assert (await session.ask_name_server(request, LONG_S)).code == ResponseCode.SUCCESS
+            assert between.dials == 2
 
     asyncio.run(run())
 

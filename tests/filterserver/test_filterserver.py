@@ -15,6 +15,7 @@ import pytest
 
 from broker.live import HOST, Live, live_broker, messages_of
 from client.inbox import Inbox, eventually
+from relay import relay
 from skylark.client.errors import BrokerError, NotReachable
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
@@ -122,6 +123,23 @@ def test_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture, monkeyp
     assert caplog.messages == [
         f"broker {address} does not know this filter server: no answer from {address} within 0.01 s"
     ]
+
+
+def test_a_broker_that_is_reached_again_is_dialled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that leads nowhere does not end by itself."""
+    monkeypatch.setattr(app, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(app, "REGISTER_INTERVAL_S", 0.01)
+
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker, relay(broker.address) as between:
+            server = FilterServer(FiltersrvConfig(connect_which_broker=between.address))
+            await server.start(HOST, 0)
+            monkeypatch.setattr(app, "_REQUEST_S", 0.05)
+            between.cut()
+            await eventually(lambda: between.dials > 1 and server._is_registered)
+            await server.stop()
+
+    asyncio.run(run())
 
 
 def bodies(answer: Frame) -> list[bytes]:
@@ -273,7 +291,7 @@ def test_a_checksum_and_a_number_of_classes(tmp_path: Path) -> None:
 
 
 def test_what_nobody_uses_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "REGISTER_INTERVAL_S", 0.01)
+    monkeypatch.setattr(app, "REGISTER_INTERVAL_S", 0.011)
 
     async def run() -> None:
         async with standing(tmp_path) as here:

@@ -7,8 +7,9 @@ import socket
 
 import pytest
 
+from relay import relay
 from skylark.net.connection import Connection
-from skylark.net.pool import Pool, split_address
+from skylark.net.pool import Pool, abort_if_silent, split_address
 from skylark.net.server import Server, bind
 from skylark.wire.frame import Frame
 
@@ -114,3 +115,76 @@ def test_addresses() -> None:
     for wrong in ("a..b:1", "a b:1", "http://a:1", "[:]:1", ".a:1", f"{'a' * 64}:1", f"{'a.' * 127}a:1", "[a]]:1"):
         with pytest.raises(ValueError, match="neither a name nor an IP address"):
             split_address(wrong)
+
+
+# Peers that do not answer.
+
+
+def test_a_connection_that_leads_nowhere_is_dialled_again() -> None:
+    async def run() -> None:
+        server = Server({1: echo})
+        async with relay(f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}") as between:
+            pool = Pool()
+            assert (await pool.request(between.address, Frame(1, body=b"x"), 60.0)).body == b"x"
+            between.cut()
+            with pytest.raises(TimeoutError, match="no answer from"):
+                await pool.request(between.address, Frame(1), 0.01)
+            assert not pool.is_open(between.address)
+            assert (await pool.request(between.address, Frame(1, body=b"y"), 60.0)).body == b"y"
+            assert between.dials == 2
+            pool.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_the_first_request_on_a_new_connection_may_find_out() -> None:
+    """The clock of an event loop may stand still between the dial and the request."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            pool = Pool()
+            with pytest.raises(TimeoutError):
+                await pool.request(address, Frame(1), 0.05)
+            assert not pool.is_open(address)
+            pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_on_which_something_came_meanwhile_is_spared() -> None:
+    async def run() -> None:
+        server = Server({1: echo})
+        address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
+        pool = Pool()
+        connection = await pool.get(address)
+        began_s = connection.last_received_s
+        while connection.last_received_s == began_s:  # the clock of a loop may stand still for a while
+            await pool.request(address, Frame(1), 60.0)
+        abort_if_silent(connection, began_s)
+        assert connection.is_open
+        abort_if_silent(connection, connection.last_received_s)
+        assert not connection.is_open
+        pool.close()
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_the_dial_counts_as_part_of_the_request() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+            address = f"127.0.0.1:{full.getsockname()[1]}"
+            taken = [socket.socket() for _ in range(4)]  # nobody accepts, so that the next one is not let in
+            for each in taken:
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            pool = Pool(connect_timeout_s=3600.0)
+            with pytest.raises(TimeoutError, match=f"no connection to {address} within 0.05 s"):
+                await pool.request(address, Frame(1), 0.05)
+            pool.close()
+            for each in taken:
+                each.close()
+
+    asyncio.run(run())

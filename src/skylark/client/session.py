@@ -34,7 +34,7 @@ from skylark.client.message import Message
 from skylark.client.namespace import Namespace
 from skylark.client.routes import Routes
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.net.pool import Pool
+from skylark.net.pool import Pool, abort_if_silent
 from skylark.wire import fastjson
 from skylark.wire.bodies import (
     ConsumerData,
@@ -120,13 +120,9 @@ def session_of(
 
 
 def drop_if_silent(connection: Connection, began_s: float, now_s: float) -> None:
-    """After a request that got no answer: a connection on which nothing came since may lead nowhere any more.
-
-    A network that lost its peer does not say so for many minutes; a new connection shows at once whether it is there.
-    """
-    if connection.last_received_s < began_s <= now_s - SILENCE_S:
-        log.info("%r said nothing for %.1f s; its connection is closed", connection, now_s - began_s)
-        connection.abort()
+    """After a request that a broker did not answer. Others share the connection: one that was in a hurry spares it."""
+    if now_s - began_s >= SILENCE_S:
+        abort_if_silent(connection, began_s)
 
 
 class Session:
@@ -272,12 +268,11 @@ class Session:
             address = self.name_servers[index]
             try:
                 # One that does not answer leaves time for the others.
-                async with asyncio.timeout_at(loop.time() + (deadline - loop.time()) / (count - turn)):
-                    answer = await (await pool.get(address)).request(request, deadline - loop.time())
+                answer = await pool.request(address, request, (deadline - loop.time()) / (count - turn))
                 answer = of_name_server(answer, address)
-            except TimeoutError:
+            except TimeoutError as e:
                 timed_out = True
-                failures.append(f"no answer from {address} in time")
+                failures.append(str(e))
             except NotANameServer as e:
                 if count == 1:
                     raise

@@ -1,14 +1,21 @@
-"""Connections to other servers, one an address, dialled when first needed and again after they closed."""
+"""Connections to other servers, one per address, dialled when first needed and again after they closed.
+
+A network that lost a peer, or a peer that hangs, does not close a connection: so one on which a request got no answer,
+and nothing else came since, is closed here. The next request dials again, which shows whether the peer is there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from ipaddress import IPv6Address
 from typing import Final
 
 from skylark.net.connection import Connection, Handlers
 from skylark.wire.frame import Frame
+
+log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
@@ -46,6 +53,13 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
+def abort_if_silent(connection: Connection, since_s: float) -> None:
+    """After a request that got no answer: closes a connection on which nothing came since then."""
+    if connection.last_received_s <= since_s:
+        log.info("%r does not answer; its connection is closed", connection)
+        connection.abort()
+
+
 class Pool:
     """address -> connection. Requests that need one address at the same time share one dial."""
 
@@ -59,11 +73,15 @@ class Pool:
         self._connections: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection]] = {}
 
+    def is_open(self, address: str) -> bool:
+        """Whether a request can go out at once, on a connection that is there already."""
+        connection = self._connections.get(address)
+        return connection is not None and connection.is_open
+
     async def get(self, address: str) -> Connection:
         """An open connection. Raises OSError or TimeoutError, with the address in the text."""
-        connection = self._connections.get(address)
-        if connection is not None and connection.is_open:
-            return connection
+        if self.is_open(address):
+            return self._connections[address]
         dial = self._dials.get(address)
         if dial is None:
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
@@ -71,12 +89,16 @@ class Pool:
         return await asyncio.shield(dial)
 
     async def request(self, address: str, request: Frame, timeout_s: float = 3.0) -> Frame:
-        """The response. Raises OSError or TimeoutError, with the address in the text."""
-        connection = await self.get(address)
+        """The response; the time is for the dial too. Raises OSError or TimeoutError, with the address in the text."""
+        clock_s = asyncio.get_running_loop().time
+        deadline_s = clock_s() + timeout_s
+        connection = await self._get_within(address, timeout_s)
+        began_s = clock_s()
         try:
-            return await connection.request(request, timeout_s)
+            return await connection.request(request, deadline_s - began_s)
         except TimeoutError:
-            raise TimeoutError(f"no answer from {address} within {timeout_s:g} s") from None
+            abort_if_silent(connection, began_s)
+            raise TimeoutError(f"no answer from {address} within {timeout_s:.3g} s") from None
 
     async def notify(self, address: str, request: Frame) -> None:
         (await self.get(address)).notify(request)
@@ -92,6 +114,13 @@ class Pool:
             dial.cancel()
         for address in list(self._connections):
             self.drop(address)
+
+    async def _get_within(self, address: str, timeout_s: float) -> Connection:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.get(address)
+        except TimeoutError as e:
+            raise TimeoutError(str(e) or f"no connection to {address} within {timeout_s:.3g} s") from None
 
     def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
         self._dials.pop(address, None)
