@@ -20,11 +20,12 @@ import msgspec
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
+from skylark.broker.name_servers import NameServers
 from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import Pool
 from skylark.store.tables import load, save
-from skylark.wire.bodies import BROADCASTING, BadBody, MessageQueue, decode_body, encode_body
+from skylark.wire.bodies import BROADCASTING, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetRouteInfo
@@ -107,6 +108,7 @@ class Assignments:
         self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
         self._known_queues = 0
         self._pool = Pool()
+        self._name_servers = NameServers(config, self._pool)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -183,7 +185,7 @@ class Assignments:
         known = self._routes.get(topic)
         if known is not None and now_ms - known[0] < self._config.load_balance_poll_name_server_interval:
             return known[1]
-        queues = await self._fetch(topic)
+        queues = await self._fetch(topic, known[1] if known is not None else None)
         if queues is None:
             queues = self._own(topic)
         if queues is not None:
@@ -199,22 +201,27 @@ class Assignments:
             _, oldest = self._routes.pop(next(iter(self._routes)))
             self._known_queues -= len(oldest)
 
-    async def _fetch(self, topic: str) -> list[MessageQueue] | None:
-        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteInfo(topic)))
-        for server in filter(None, self._config.namesrv_addr.split(";")):
-            try:
-                answer = await self._pool.request(server, request, _ROUTE_TIMEOUT_S)
-                if answer.code != ResponseCode.SUCCESS:
-                    continue
-                route = decode_body(TopicRouteData, answer.body)
-            except (OSError, TimeoutError, BadBody) as e:
-                log.info("name server %s does not tell the route of %s: %s", server, topic, e)
-                continue
+    async def _fetch(self, topic: str, known: list[MessageQueue] | None) -> list[MessageQueue] | None:
+        """What the name servers tell; if none of them answers, what was known before."""
+        is_answered = False
+
+        def read(answer: Frame) -> list[MessageQueue] | None:
+            nonlocal is_answered
+            is_answered = True
+            if answer.code != ResponseCode.SUCCESS:
+                return None
+            route = decode_body(TopicRouteData, answer.body)
             readable = sorted(
                 (data.broker_name, data.read_queue_nums) for data in route.queue_datas if data.perm & PERM_READ
             )
             return queues_of(topic, readable)
-        return None
+
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteInfo(topic)))
+        try:
+            return await self._name_servers.ask(request, _ROUTE_TIMEOUT_S, read)
+        except ConnectionError as e:
+            log.info("no name server tells the route of %s: %s", topic, e)
+            return None if is_answered else known
 
     def _own(self, topic: str) -> list[MessageQueue] | None:
         config = self._topics.get(topic)

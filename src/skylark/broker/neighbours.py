@@ -6,9 +6,10 @@ Their addresses come from the name servers when they are first needed, and again
 from __future__ import annotations
 
 from skylark.broker.config import BrokerConfig
+from skylark.broker.name_servers import NameServers
 from skylark.net.connection import RequestFailed
 from skylark.net.pool import Pool
-from skylark.wire.bodies import BadBody, decode_body
+from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.routes import MASTER_ID, ClusterInfo
@@ -20,6 +21,7 @@ class Neighbours:
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._pool = Pool()
+        self._name_servers = NameServers(config, self._pool)
         self._addresses: dict[str, str] = {}
 
     async def ask(self, broker: str, request: Frame) -> Frame:
@@ -28,7 +30,7 @@ class Neighbours:
         try:
             address = self._addresses.get(broker) or await self._find(broker, timeout_s)
             return await self._pool.request(address, request, timeout_s)
-        except (OSError, TimeoutError, BadBody) as e:
+        except OSError as e:
             self._addresses.pop(broker, None)
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"broker {broker} can't be asked: {e}") from e
 
@@ -36,18 +38,11 @@ class Neighbours:
         self._pool.close()
 
     async def _find(self, broker: str, timeout_s: float) -> str:
-        failure: Exception = ConnectionError("no name server is known")
-        for server in filter(None, self._config.namesrv_addr.split(";")):
-            try:
-                answer = await self._pool.request(server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO, {}), timeout_s)
-            except (OSError, TimeoutError) as e:
-                failure = e
-                continue
+        def read(answer: Frame) -> str | None:
             table = decode_body(ClusterInfo, answer.body).broker_addr_table
             self._addresses = {
                 name: data.broker_addrs[MASTER_ID] for name, data in table.items() if MASTER_ID in data.broker_addrs
             }
-            if broker in self._addresses:
-                return self._addresses[broker]
-            failure = ConnectionError(f"the name servers know no master of {broker}")
-        raise failure
+            return self._addresses.get(broker)
+
+        return await self._name_servers.ask(Frame(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_s, read)
