@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.live import DEADLINE_S, HOST, Live, live_broker
+from skylark.broker.announcement import MAX_PART_BYTES, Announcement, estimated_bytes
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig
-from skylark.broker.registration import MAX_PART_BYTES, Registration, estimated_bytes
+from skylark.broker.registration import Registration
 from skylark.broker.static_topics import StaticTopics
 from skylark.broker.topics import Topics
 from skylark.nameserver.app import NameServer
@@ -92,12 +93,12 @@ def test_a_name_server_that_accepts_and_does_not_answer(tmp_path: Path, caplog: 
     async def run() -> None:
         with socket.create_server((HOST, 0)) as mute:
             address = f"{HOST}:{mute.getsockname()[1]}"
-            config = BrokerConfig(namesrv_addr=address, register_broker_timeout_mills=10)
+            config = BrokerConfig(namesrv_addr=address, register_broker_timeout_mills=50)
             topics = Topics(tmp_path, config, lambda: 0)
             registration = Registration(config, topics, "", "", StaticTopics(tmp_path, "broker-a", lambda: 0))
-            await registration.register()
-            registration._pool.close()
-            said = f"name server {address} does not answer, and is tried again: no answer from {address} within 0.01 s"
+            await registration.start()
+            await registration.stop()
+            said = f"name server {address} does not answer, and is tried again: no answer from {address} within 0.05 s"
             assert caplog.messages == [said]
 
     asyncio.run(run())
@@ -193,9 +194,9 @@ def test_a_registration_that_arrived_in_parts_is_not_sent_again(tmp_path: Path) 
             wipe = Frame(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
             await broker.pool.request(broker.namesrv, wipe, DEADLINE_S)
             assert broker._broker is not None
-            registration = broker._broker._registration
+            (link,) = broker._broker._registration._links
             for is_changed, perm in ((False, 4), (True, 6)):
-                await registration.register(is_changed)
+                await link._tell(is_changed)
                 found = await until_routed(broker.pool, broker.namesrv, "Fresh")
                 assert [queues.perm for queues in found.queue_datas] == [perm]
 
@@ -227,10 +228,11 @@ def test_sixty_thousand_long_names_stay_within_the_frames_of_a_name_server(tmp_p
         config = BrokerConfig(broker_name="broker-a", store_path_root_dir=str(tmp_path))
         topics = Topics(tmp_path, config, lambda: 1_700_000_000_000)
         topics._topics |= {name: TopicConfig(name) for name in (f"{number:0127}" for number in range(60_000))}
-        registration = Registration(
+        announcement = Announcement(
             config, topics, "10.0.0.1:10911", "10.0.0.1:10912", StaticTopics(tmp_path, "broker-a", lambda: 0)
         )
-        parts = registration._parts()
+        parts = announcement.parts()
+        assert announcement.parts() is parts, "all name servers are told the same"
         sizes = [estimated_bytes(topic) for topic in topics.all()]
         assert len(parts) == pytest.approx(sum(sizes) / MAX_PART_BYTES, abs=2)
         assert sum(len(part.topics) for part in parts) == len(topics)

@@ -113,8 +113,7 @@ class Broker:
             if vip is not None:
                 vip.close()
             raise
-        await self._registration.register()
-        self._tasks.append(asyncio.create_task(self._registration.run()))
+        await self._registration.start()
         for work in (
             self._deliver, self._deliver_timers, self._revive, self._write_ops, self._check_transactions,
             self._save_tables, self._write_held, self._keep_house, self._clean_store,
@@ -128,7 +127,7 @@ class Broker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._registration.unregister()
+        await self._registration.stop()
         self._arrivals.close()
         self._popping.close()
         self._assignments.close()
@@ -179,7 +178,7 @@ class Broker:
         self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
         self._topics.on_change = self._registration.topics_changed
         self._filter_servers = FilterServers(config, steady_clock_ms, lambda: self._registration.topics_changed([]))
-        self._registration.filter_servers = self._filter_servers.addresses
+        self._registration.set_filter_servers(self._filter_servers.addresses)
         self._static_topics.on_change = self._queues_moved
         ours = with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers()))
         self._server = Server(
@@ -265,7 +264,7 @@ class Broker:
         """The store has settings of its own; a new permission must reach the routes."""
         _apply_to_store(self._store.config, self.config)
         if "brokerPermission" in changed:
-            self._registration.topics_changed([])
+            self._topics.renew()  # with the old version, name servers would keep the old permission
         self._on_config_change(changed)
 
     # What happens by the clock: each says after how many seconds it wants to be called again.

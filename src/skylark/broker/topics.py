@@ -248,6 +248,15 @@ class Topics:
         if unordered:
             self.put(*(msgspec.structs.replace(topic, order=True) for topic in unordered))
 
+    def renew(self) -> None:
+        """Gives the table a new version, though no topic changed: what routes say of it depends on the broker too.
+
+        It is not written: every start gives the table another one.
+        """
+        self.data_version.next_version(self._clock())
+        if self.on_change is not None:
+            self.on_change([])
+
     def page(self, version: DataVersion | None, start: int, count: int) -> dict[str, TopicConfig]:
         """The topics from the `start`-th by name on; from the first if the table changed since `version`."""
         if version != self.data_version:
