@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.live import live_broker
 from broker.routed import NEVER_S, SOON_S, broker_at, name_server
 from client.inbox import eventually
 from relay import relay
 from skylark.broker import registration as module
-from skylark.wire.codes import ResponseCode
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 
 
 def test_first_messages_are_answered_though_the_broker_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,5 +33,31 @@ def test_first_messages_are_answered_though_the_broker_ends(tmp_path: Path, monk
                 answers = await asyncio.gather(*sends, return_exceptions=True)
                 assert [getattr(answer, "code", answer) for answer in answers] == [ResponseCode.SUCCESS] * len(names)
             between.resume()
+
+    asyncio.run(run())
+
+
+def test_sends_that_do_not_end_while_the_broker_does(tmp_path: Path) -> None:
+    """What is stored is acknowledged, up to the last message; what is not is refused, or sees its connection end."""
+
+    async def run() -> None:
+        async with live_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
+            sends: list[asyncio.Task[Frame]] = []
+
+            async def send_on() -> None:
+                while True:
+                    sends.append(asyncio.create_task(broker.send("Busy")))
+                    await asyncio.sleep(0)
+
+            sender = asyncio.create_task(send_on())
+            await eventually(lambda: bool(sends) and sends[0].done())
+            await broker.stop()
+            sender.cancel()
+            answers = await asyncio.gather(*sends, return_exceptions=True)
+        codes = [answer.code for answer in answers if isinstance(answer, Frame)]
+        assert set(codes) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
+        async with live_broker(tmp_path) as broker:
+            newest = await broker.ask(RequestCode.GET_MAX_OFFSET, topic="Busy", queueId=0)
+            assert int(newest.fields["offset"]) == codes.count(ResponseCode.SUCCESS)
 
     asyncio.run(run())

@@ -63,7 +63,8 @@ from skylark.net.server import Server, refused
 from skylark.store import Store, StoreConfig, StoreError, foreign
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
-from skylark.wire.codes import NAME_SERVER_CODES
+from skylark.wire.codes import NAME_SERVER_CODES, RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 from skylark.wire.records import encode_host
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,10 @@ _LEAST_PAUSE_S: Final = 0.01
 _HOUSEKEEPING_INTERVAL_S: Final = 10.0
 _QUEUE_ENTRY_BYTES: Final = 20
 _NAMES_SHOWN: Final = 10
+_STORING: Final = (
+    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK,
+)  # fmt: skip
 _ANY_ADDRESS: Final = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -132,6 +137,9 @@ class Broker:
         self._popping.close()
         self._assignments.close()
         self._neighbours.close()
+        # What is stored from here on might not be acknowledged any more, and would be sent again to another broker.
+        for code in _STORING:
+            self._served[code] = _too_late
         await self._server.stop()
         self._write_ops()
         self._store.flush()
@@ -181,8 +189,9 @@ class Broker:
         self._registration.set_filter_servers(self._filter_servers.addresses)
         self._static_topics.on_change = self._queues_moved
         ours = with_short_codes(LogicalQueues(self._static_topics, self._neighbours).translated(self._handlers()))
+        self._served = refused(NAME_SERVER_CODES, _not_a_name_server(config.namesrv_addr)) | ours
         self._server = Server(
-            refused(NAME_SERVER_CODES, _not_a_name_server(config.namesrv_addr)) | ours,
+            self._served,
             closed=self._closed,
             idle_s=config.server_channel_max_idle_time_seconds,
         )
@@ -396,6 +405,10 @@ def resolved(host: str) -> str:
 def _not_a_name_server(namesrv_addr: str) -> str:
     known = f"this one registers with {namesrv_addr}" if namesrv_addr else "port 9876 by default"
     return f"this is a broker; give the address of a name server ({known})"
+
+
+def _too_late(request: Frame, _: Connection) -> Frame:
+    return request.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is shutting down")
 
 
 def _join(host: str, port: int) -> str:
