@@ -1,5 +1,6 @@
 """What the log looks like: a line an event, for people and for machines."""
 
+import io
 import json
 import logging
 import re
@@ -11,7 +12,7 @@ import pytest
 
 import skylark.cli.logs
 from cli.commands import TIME
-from skylark.cli.logs import JsonLines, TextLines, _source
+from skylark.cli.logs import JsonLines, TextLines, _Handler, _source
 
 
 def record(
@@ -56,6 +57,73 @@ def test_an_event_is_one_line_whatever_is_in_it() -> None:
     assert line.isascii()
     assert "\n" not in line
     assert json.loads(line)["message"] == "remark: a\nb\r\x1b[31m\u2028c\n"
+
+
+def test_no_line_is_turned_around_or_ended_by_what_a_client_sends() -> None:
+    forged = "me\r\n2026-11-18T03:00:00.000+00:00 CRITICAL store.store: fenced\x85\u2029\u202e\u2066"
+    line = TextLines("", whole_way=False).format(record("%s joins group %s", forged, "g"))
+    assert len(line.splitlines()) == 1
+    assert line.isascii()
+
+
+@pytest.mark.parametrize("lines", [TextLines("", whole_way=True), JsonLines("")])
+@pytest.mark.parametrize("text", ["x", "\0", "\u2028", "\U0001f600"])
+def test_a_line_is_short_however_much_is_in_it(lines: logging.Formatter, text: str) -> None:
+    event = record("%s.", text * 10_000_000, error=ValueError(text * 1_000_000))
+    line = lines.format(event)
+    assert len(line.encode()) < 100_000
+    assert "... 9998001 characters ..." in line
+
+
+class Written:
+    """What a handler writes of events that come when a test says."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.handler = _Handler(self.stream)
+        self.handler.setFormatter(TextLines("", whole_way=False))
+
+    def tell(self, message: str, *arguments: object, at_s: float = 0, name: str = "skylark.net.connection") -> None:
+        event = record(message, *arguments, name=name)
+        event.created = at_s
+        self.handler.handle(event)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.split(" ", 1)[1] for line in self.stream.getvalue().splitlines()]
+
+
+def test_what_comes_too_often_is_counted_and_hides_nothing_else() -> None:
+    written = Written()
+    for number in range(1000):
+        written.tell("closing %s", number)
+    written.tell("something else", name="skylark.store.store")
+    assert len(written.lines) == 51
+    assert written.lines[-1] == "WARNING store.store: something else"
+    written.tell("closing %s", 1000, at_s=1)
+    assert written.lines[51:] == [
+        "WARNING cli.logs: 950 lines were left out, too many came within a second: 950 of net.connection",
+        "WARNING net.connection: closing 1000",
+    ]
+    written.handler.close()
+    assert len(written.lines) == 53
+
+
+def test_what_was_left_out_last_is_told_at_the_end() -> None:
+    written = Written()
+    for _ in range(60):
+        written.tell("x")
+    written.handler.close()
+    assert "10 lines were left out" in written.lines[-1]
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000, "\0" * 20_000, "\U0001f600" * 20_000])
+def test_nobody_makes_the_log_grow_by_a_megabyte_per_second(text: str) -> None:
+    written = Written()
+    for number in range(300):
+        for kind in range(100):
+            written.tell(f"{kind} %s", text, at_s=number / 100)
+    assert len(written.stream.getvalue().encode()) < 3_000_000
 
 
 def test_an_error_is_told_with_its_place_and_when_verbose_with_the_way_there() -> None:
