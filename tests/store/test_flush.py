@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,87 @@ class Failing:
         if self.error is not None:
             raise OSError(self.error, os.strerror(self.error))
         return self._call(*arguments, **more)
+
+
+@pytest.mark.parametrize(("name", "error"), [("open", errno.EMFILE), ("fsync", errno.ENOSPC), ("fsync", errno.ENOMEM)])
+def test_what_is_lacking_around_the_log_only_delays_its_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, error: int
+) -> None:
+    """A new segment also needs its name on disk: no descriptor, or no space, for its directory."""
+    call = Failing(monkeypatch, name)
+
+    async def scenario(store: Store) -> None:
+        fill(store, 1)
+        await flushed(store, store.log_max_offset)
+        fill(store, 20)  # in new segments
+        call.error = error
+        future = flushed(store, store.log_max_offset)
+        for _ in range(3):
+            store.flush()
+        await asyncio.sleep(0)
+        assert not future.done()
+        assert store.writeable
+        assert caplog.text.count("could not be flushed, which is tried again") == 1
+        call.error = None
+        store.flush()
+        await future
+        assert caplog.messages[-1] == "consume queues, index and checkpoint are flushed again" or (
+            caplog.messages[-1] == "the commit log is flushed again"
+        )
+
+    with small_store(tmp_path) as store:
+        asyncio.run(scenario(store))
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_full_disk_that_fdatasync_tells_of_fences_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages that it had no room for may be gone, even if there is room later."""
+    call = Failing(monkeypatch, "fdatasync")
+    with small_store(tmp_path) as store:
+        fill(store, 1)
+        call.error = errno.ENOSPC
+        store.flush()
+        call.error = None
+        assert not store.writeable
+    assert (tmp_path / "abort").exists()
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process can open only so many files more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_without_descriptors_messages_are_refused_and_nothing_more(tmp_path: Path, left: int) -> None:
+    """At a new segment, wherever the last descriptor goes: to the file, to its mapping, to its directory."""
+    stored = 0
+    with small_store(tmp_path / "a") as store:
+        fill(store, 1)
+    with small_store(tmp_path / "a") as store:
+        with descriptors_left(left), suppress(NotWriteable):
+            fill(store, 20)
+        stored = store.max_offset("topic", 0)
+        with descriptors_left(left):
+            store.flush()
+        assert store.writeable
+        fill(store, 20 - stored)
+        store.flush()
+        assert bodies(store) == expected_bodies(20)
+    assert not (tmp_path / "a" / "abort").exists()
 
 
 @pytest.mark.parametrize(("name", "error"), [("open", errno.EMFILE), ("dup", errno.EMFILE), ("dup", errno.ENOSPC)])

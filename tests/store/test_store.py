@@ -424,6 +424,25 @@ def test_only_one_store_opens_a_directory(tmp_path: Path) -> None:
         assert bodies(store) == expected_bodies(1)
 
 
+def test_a_lock_file_that_somebody_deletes_lets_nobody_in(tmp_path: Path) -> None:
+    with small_store(tmp_path):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(StoreLocked, match="in use"):
+            Store.open(small_config(tmp_path))
+    with small_store(tmp_path) as store:
+        fill(store, 1)
+
+
+def test_two_stores_do_not_share_a_log(tmp_path: Path) -> None:
+    """Whatever path it is named by."""
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    with small_store(tmp_path / "a", commit_log_dir=tmp_path / "log"):
+        with pytest.raises(StoreLocked, match="log is in use"):
+            Store.open(small_config(tmp_path / "b", commit_log_dir=tmp_path / "link"))
+    with small_store(tmp_path / "b", commit_log_dir=tmp_path / "link") as store:
+        fill(store, 1)
+
+
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file"):

@@ -96,6 +96,7 @@ class CommitLog:
             self._segments[base] = segment
             self.position = 0
             self.base = base
+        segment.map  # noqa: B018 -- what is lacking for that shows before a record is written
         segment.reserved_bytes = max(segment.reserved_bytes, self.position)
         self._active = segment
         return segment

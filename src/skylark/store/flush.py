@@ -8,7 +8,9 @@ what is on disk.
 
 When fdatasync of the log fails, the kernel may have dropped the pages it could not write, and a later success says
 nothing about them. So the store is fenced for good: whoever waits or comes later is told, nothing more is flushed, and
-the abort marker stays for the next start to find out what there is.
+the abort marker stays for the next start to find out what there is. When only something around it was lacking, such as
+a descriptor to open the file or its directory with, nothing is lost: it is tried again, and those who wait go on
+waiting.
 """
 
 from __future__ import annotations
@@ -30,13 +32,12 @@ from skylark.store.commitlog import CommitLog
 from skylark.store.consumequeue import ConsumeQueue
 from skylark.store.dispatch import Progress
 from skylark.store.index import IndexService
-from skylark.store.segments import Segment, sync_directory
+from skylark.store.segments import Segment, sync_data, sync_directory
 
 log = logging.getLogger(__name__)
 
-# These pass. After any other failure the kernel may have dropped what it could not write, as said above.
-_TOO_MANY_FILES = frozenset((errno.EMFILE, errno.ENFILE))
-_PASSING = _TOO_MANY_FILES | {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR}
+# What was lacking may be there the next time. A failed fdatasync is none of these (see `sync_data`).
+_PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR))
 
 Done = Callable[[str | None], None]
 """Called on the event loop when it is on disk, or with the reason why that will not happen. It must not raise."""
@@ -53,9 +54,7 @@ def _sync_queue_file(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        os.fdatasync(fd)
-    except OSError as error:
-        raise OSError(errno.EIO, f"{path}: {error.strerror}") from error  # whatever it says, it will not pass
+        sync_data(fd, path)
     finally:
         os.close(fd)
     return True
@@ -92,6 +91,7 @@ class Flusher:
         self.beside: list[Callable[[], Callable[[], None]]] = []
         self.flushed_offset = 0
         self.failure: str | None = None
+        self._log_failing = False
         self._derived_failing = False
         self._derived_lost = False
         self._owed: dict[
@@ -151,14 +151,18 @@ class Flusher:
         try:
             self._sync_log()
         except OSError as error:
-            if error.errno in _TOO_MANY_FILES:
-                # Nothing was synced, so nothing is lost: those who wait go on waiting.
-                log.error("the commit log could not be flushed, which is tried again: %s", error)
+            if error.errno in _PASSING:
+                if not self._log_failing:
+                    log.error("the commit log could not be flushed, which is tried again: %s", error)
+                self._log_failing = True
                 return False
             self.failure = f"flushing the commit log failed: {error}; the store is fenced"
             log.critical("%s", self.failure)
             self._on_failure(self.failure)
             return False
+        if self._log_failing:
+            log.warning("the commit log is flushed again")
+        self._log_failing = False
         return True
 
     def _sync_log(self) -> None:

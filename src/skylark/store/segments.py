@@ -55,6 +55,18 @@ def list_bases(directory: Path, size_bytes: int) -> list[int]:
     return bases
 
 
+def sync_data(fd: int, path: Path) -> None:
+    """Brings what was written to a file to disk.
+
+    Whatever a failure is called, it is raised as EIO: a disk that was full for a moment has room again, but the pages
+    that it had no room for may be gone.
+    """
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        raise OSError(errno.EIO, f"{path}: {error.strerror}") from error
+
+
 def sync_directory(directory: Path) -> None:
     """Makes the names of new files survive a power loss."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -89,6 +101,7 @@ class Segment:
             segment._fd = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             os.ftruncate(segment._fd, size_bytes)
             segment.reserve(reserve_bytes)
+            segment.map  # noqa: B018 -- mapped now: later it may be that no descriptor is left for it
         except (OSError, StoreError) as error:
             segment.close()
             with suppress(OSError):  # it can't be there if its directory can't
@@ -159,7 +172,7 @@ class Segment:
 
     def sync(self) -> None:
         """Brings all written pages to disk. Raises OSError."""
-        os.fdatasync(self.fd)
+        sync_data(self.fd, self.path)
         if not self.named_on_disk:
             sync_directory(self.path.parent)
             self.named_on_disk = True

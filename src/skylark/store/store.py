@@ -139,9 +139,10 @@ class Store:
     def open(cls, config: StoreConfig) -> Store:
         """Opens the directory, or makes it, and recovers what it holds. Blocks; raises `StoreError`."""
         try:
-            (config.commit_log_dir or config.root / "commitlog").mkdir(parents=True, exist_ok=True)
+            log_dir = config.commit_log_dir or config.root / "commitlog"
+            log_dir.mkdir(parents=True, exist_ok=True)
             (config.root / "consumequeue").mkdir(parents=True, exist_ok=True)
-            lock = DirectoryLock(config.root / "lock")
+            lock = DirectoryLock(config.root / "lock", config.root, log_dir)
             try:
                 store = cls(config, lock)
                 store._mark_open()

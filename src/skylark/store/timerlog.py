@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.store.segments import Segment, list_bases, sync_directory
+from skylark.store.segments import Segment, list_bases, sync_data, sync_directory
 from skylark.wire.message import MAGIC_BLANK
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -232,7 +232,7 @@ def _sync(segment: Segment) -> None:
     except FileNotFoundError:
         return
     try:
-        os.fdatasync(fd)
+        sync_data(fd, segment.path)
     finally:
         os.close(fd)
     if not segment.named_on_disk:

@@ -128,7 +128,7 @@ class TimerWheel:
 
     def sync(self) -> None:
         """Brings the slots to disk. Raises OSError. Called by the flush thread."""
-        os.fdatasync(self._fd)
+        segments.sync_data(self._fd, self._path)
 
     def close(self) -> None:
         self._map.close()
