@@ -224,7 +224,8 @@ def descriptors_left(count: int) -> Iterator[None]:
     """This process can open only so many files more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    last = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
     try:
         with suppress(OSError):
             while True:

@@ -436,9 +436,12 @@ def test_a_lock_file_that_somebody_deletes_lets_nobody_in(tmp_path: Path) -> Non
 def test_two_stores_do_not_share_a_log(tmp_path: Path) -> None:
     """Whatever path it is named by."""
     (tmp_path / "link").symlink_to(tmp_path / "log")
-    with small_store(tmp_path / "a", commit_log_dir=tmp_path / "log"):
-        with pytest.raises(StoreLocked, match="log is in use"):
-            Store.open(small_config(tmp_path / "b", commit_log_dir=tmp_path / "link"))
+    other = small_config(tmp_path / "b", commit_log_dir=tmp_path / "link")
+    with (
+        small_store(tmp_path / "a", commit_log_dir=tmp_path / "log"),
+        pytest.raises(StoreLocked, match="log is in use"),
+    ):
+        Store.open(other)
     with small_store(tmp_path / "b", commit_log_dir=tmp_path / "link") as store:
         fill(store, 1)
 
