@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from test_tools import loaded
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "skylark"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -110,3 +112,37 @@ def test_third_party_imports_are_declared() -> None:
         for target in _imports(path):
             top = target.partition(".")[0]
             assert top in allowed or top in sys.stdlib_module_names, f"{_name(path)} imports {top}"
+
+
+def _bases(path: Path) -> Iterator[tuple[str, str]]:
+    """Every class of a file that names a base from elsewhere: its name, and `module.Base`."""
+    origins: dict[str, str] = {}
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                whole = ast.unparse(base)
+                first, dot, rest = whole.partition(".")
+                yield node.name, origins.get(first, first) + dot + rest
+
+
+def _keyword(decorator: ast.expr) -> str | None:
+    return decorator.keywords[0].arg if isinstance(decorator, ast.Call) and decorator.keywords else None
+
+
+def test_no_source_makes_a_subclass_of_a_compiled_class() -> None:
+    """Compiled code knows the subclasses of its classes from when it was made, and `isinstance` takes no other for one.
+
+    Python refuses most of them, but not an exception, which then counts as what it is in one form and not in the other.
+    """
+    compiled = {SOURCE.parent / path for path in loaded("compile").MODULES}
+    classes = {
+        f"skylark.{_name(path).removesuffix('.py').replace('/', '.')}.{node.name}"
+        for path in compiled
+        for node in _tree(path).body
+        if isinstance(node, ast.ClassDef) and "allow_interpreted_subclasses" not in map(_keyword, node.decorator_list)
+    }
+    assert "skylark.wire.typed.BadHeader" in classes
+    others = [path for path in MODULES if path not in compiled]
+    assert [f"{_name(path)}: {name}({base})" for path in others for name, base in _bases(path) if base in classes] == []

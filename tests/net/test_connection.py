@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from skylark.net.connection import MAX_WAITING_REQUESTS, Connection, Handlers
+from skylark.net.connection import INTERNAL_ERROR, MAX_WAITING_REQUESTS, Connection, Handlers
 from skylark.wire.frame import Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
+from skylark.wire.typed import BadBody
 
 
 class FakeTransport:
@@ -210,3 +211,46 @@ def test_a_forgotten_request_is_not_settled() -> None:
         assert [frame.opaque for frame in settled if isinstance(frame, Frame)] == [kept]
 
     asyncio.run(run())
+
+
+class Odd(Exception):
+    """Nobody thought of it."""
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_an_error_that_nobody_thought_of_is_told_to_the_log_alone(
+    caplog: pytest.LogCaptureFixture, is_later: bool
+) -> None:
+    def fail(request: Frame, _: Connection) -> Any:
+        async def later() -> Frame:
+            raise Odd("a secret")
+
+        if is_later:
+            return later()
+        raise Odd("a secret")
+
+    async def main() -> None:
+        connection, transport = connected({1: fail})
+        connection.data_received(encode_frame(Frame(1, {}, opaque=5)))
+        await transport.wrote.wait()
+        (answer,) = transport.frames()
+        assert (answer.code, answer.remark, answer.opaque) == (1, INTERNAL_ERROR, 5)
+
+    asyncio.run(main())
+    assert "Odd: a secret" in caplog.text
+
+
+def test_a_request_with_a_bad_body_is_answered_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Compiled code once did not take one for a bad header, and logged a traceback for each."""
+
+    def fail(request: Frame, _: Connection) -> Frame:
+        raise BadBody("bad body: it is no JSON")
+
+    async def main() -> None:
+        connection, transport = connected({1: fail})
+        connection.data_received(encode_frame(Frame(1, {})))
+        (answer,) = transport.frames()
+        assert (answer.code, answer.remark) == (1, "bad body: it is no JSON")
+
+    asyncio.run(main())
+    assert caplog.records == []

@@ -26,6 +26,7 @@ from skylark.wire.typed import BadHeader
 log = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 16_384
+INTERNAL_ERROR: Final = "the request failed inside this server: its log tells why"
 _MAX_OPAQUE: Final = 0x7FFFFFFF
 _WRITE_BYTES: Final = 1 << 20
 
@@ -298,7 +299,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, BadHeader) or isinstance(error, BadFrame):  # noqa: SIM101  # mypyc takes no union of its own
             return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         log.error("request code %d of %r failed", request.code, self, exc_info=error)
-        return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        return request.reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
 
     def _throttle(self) -> None:
         """Reads from the peer exactly while it reads its answers and has room for another waiting request."""
