@@ -27,6 +27,7 @@ from skylark.wire.numbers import java_long
 _COMMIT_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
 _PHYSICAL: Final = "false"
+_OFFSETS: Final = range(-1, 2**62)
 _STORED: Final = frozenset(
     (
         ResponseCode.SUCCESS,
@@ -133,7 +134,7 @@ class LogicalQueues:
         if answer.code in _STORED:
             answer.fields["queueId"] = str(asked.number)
             # While the leader's place is not decided, the message is stored and its offset is told as -1.
-            answer.fields["queueOffset"] = str(asked.leader.to_logical_within(int(answer.fields["queueOffset"])))
+            answer.fields["queueOffset"] = str(asked.leader.to_logical_within(_number(answer, "queueOffset")))
         return answer
 
     # Pulling.
@@ -161,7 +162,7 @@ class LogicalQueues:
         place = _Place(
             answer.code,
             item,
-            *(int(answer.fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset")),
+            *(_number(answer, name) for name in ("nextBeginOffset", "minOffset", "maxOffset")),
         )
         if answer.code != ResponseCode.SUCCESS:
             place = _go_on(place, asked.items, requested)
@@ -180,7 +181,7 @@ class LogicalQueues:
                 continue
             answer = await self._at(asked, item, {"queueId": str(item.queue_id), "setZeroIfNotFound": "false"})
             if answer.code == ResponseCode.SUCCESS:
-                answer.fields["offset"] = str(item.to_logical(int(answer.fields["offset"])))
+                answer.fields["offset"] = str(item.to_logical(_number(answer, "offset")))
                 return answer
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
                 return answer
@@ -211,7 +212,7 @@ class LogicalQueues:
             if answer.code != ResponseCode.SUCCESS or item is decided[-1]:
                 return _moved(answer, item.to_logical)
             end = await self._at(asked, item, there, RequestCode.GET_MAX_OFFSET)
-            if int(answer.fields["offset"]) < int(end.fields.get("offset", 0)):
+            if end.code == ResponseCode.SUCCESS and _number(answer, "offset") < _number(end, "offset"):
                 return _moved(answer, item.to_logical)
         return asked.request.reply(fields={"offset": "-1"})
 
@@ -243,8 +244,18 @@ class LogicalQueues:
 
 def _moved(answer: Frame, to_logical: Callable[[int], int]) -> Frame:
     if answer.code == ResponseCode.SUCCESS:
-        answer.fields["offset"] = str(to_logical(int(answer.fields["offset"])))
+        answer.fields["offset"] = str(to_logical(_number(answer, "offset")))
     return answer
+
+
+def _number(answer: Frame, field: str) -> int:
+    """An offset in an answer, which may be that of anybody who said that he was the broker."""
+    text = answer.fields.get(field, "")
+    number = java_long(text)
+    if number is None or number not in _OFFSETS:
+        remark = f"{field} is {text[:100]!r} at the broker that has the queue: that is no offset"
+        raise RequestFailed(ResponseCode.SYSTEM_ERROR, remark)
+    return number
 
 
 class _Place(msgspec.Struct, frozen=True):

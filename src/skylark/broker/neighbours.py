@@ -5,6 +5,8 @@ Their addresses come from the name servers when they are first needed, and again
 
 from __future__ import annotations
 
+import logging
+
 from skylark.broker.config import BrokerConfig
 from skylark.broker.name_servers import NameServers
 from skylark.net.connection import RequestFailed
@@ -13,6 +15,8 @@ from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.routes import MASTER_ID, ClusterInfo
+
+log = logging.getLogger(__name__)
 
 
 class Neighbours:
@@ -32,7 +36,9 @@ class Neighbours:
             return await self._pool.request(address, request, timeout_s)
         except OSError as e:
             self._addresses.pop(broker, None)
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"broker {broker} can't be asked: {e}") from e
+            # Whoever asks may have announced the broker himself: what there is at its address, or not, is not for him.
+            log.warning("broker %s can't be asked for its part of a static topic: %s", broker, e)
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"broker {broker} can't be asked now") from e
 
     def close(self) -> None:
         self._pool.close()

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from skylark.wire.numbers import Int, Long
+from skylark.wire.numbers import Int, Long, Summand
 from skylark.wire.routes import TopicQueueMappingInfo
 from skylark.wire.tables import DataVersion, TopicConfig
 
@@ -34,11 +34,11 @@ class MappingItem(msgspec.Struct, rename="camel", kw_only=True):
     """A stretch of a logical queue in a queue of a broker."""
 
     bname: str = ""
-    end_offset: Long = -1
+    end_offset: Summand = -1
     gen: Int = 0
-    logic_offset: Long = 0
+    logic_offset: Summand = 0
     queue_id: Int = 0
-    start_offset: Long = 0
+    start_offset: Summand = 0
     time_of_end: Long = -1
     time_of_start: Long = -1
 
