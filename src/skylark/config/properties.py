@@ -50,6 +50,8 @@ _END_OF_DOS_FILE = b"\x1a"
 _SHOWN_CHARACTERS = 20
 _EXPECTED = "Apache's .properties format is expected, such as brokerName=broker-a"
 _ESCAPED_CHARACTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_MOST_CHARACTERS = 1 << 16
+_LONGEST_KEY = 100  # that may be one of ours, misspelt
 
 
 class ConfigError(ValueError):
@@ -63,7 +65,10 @@ class Value(str):
 
 
 def parse(text: str) -> dict[str, str]:
-    """The keys and values of a `.properties` text, as `java.util.Properties` would give them."""
+    """The keys and values of a `.properties` text, as `java.util.Properties` would give them. Anybody may have sent it:
+    one that is longer than settings are is a `ConfigError`."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(f"{len(text)} characters of settings, {_MOST_CHARACTERS} are allowed")
     return {_unescape(key): _unescape(value) for _, key, value in _entries(text)}
 
 
@@ -217,25 +222,27 @@ def _entries(text: str) -> Iterator[tuple[int, str, str]]:
 def _logical_lines(text: str) -> list[tuple[int, str]]:
     """Each with the number of the line that it begins in."""
     lines: list[tuple[int, str]] = []
-    pending: str | None = None
+    pending: list[str] = []
+    is_open = False
     begin = 0
     for number, natural in enumerate(_NEWLINE.split(text), 1):
         line = natural.lstrip(_BLANK)
         # A line that holds nothing but a backslash does not count as begun: what follows may be a comment.
         if not pending and (not line or line[0] in "#!"):
-            pending = None
+            is_open = False
             continue
         if not pending:
             begin = number
-        joined = (pending or "") + line
         # An odd number of trailing backslashes escapes the line end; an even number is escaped backslashes.
-        if (len(line) - len(line.rstrip("\\"))) % 2:
-            pending = joined[:-1]
-        else:
-            lines.append((begin, joined))
-            pending = None
-    if pending is not None:
-        lines.append((begin, pending))
+        is_open = bool((len(line) - len(line.rstrip("\\"))) % 2)
+        part = line[:-1] if is_open else line
+        if part:
+            pending.append(part)
+        if not is_open:
+            lines.append((begin, "".join(pending)))
+            pending = []
+    if is_open:
+        lines.append((begin, "".join(pending)))
     return lines
 
 
@@ -290,6 +297,8 @@ def _refusal(key: str, *, known: bool, allowed: Collection[str]) -> str:
 
 
 def _suggestion(key: str, candidates: Collection[str]) -> str:
+    if len(key) > _LONGEST_KEY:
+        return ""
     close = difflib.get_close_matches(key, candidates, n=1)
     if not close:
         # difflib weighs case, a reader does not: brokername is brokerName to whoever typed it.
