@@ -261,3 +261,9 @@ def test_an_endless_file_is_not_read_to_its_end() -> None:
 
 def test_the_example_in_the_module_runs() -> None:
     assert doctest.testmod(properties).failed == 0
+
+
+def test_settings_of_a_request_are_no_longer_than_settings_are() -> None:
+    assert len(parse("a\\\n" * 20_000)) == 1
+    with pytest.raises(ConfigError, match="65537 characters of settings, 65536 are allowed"):
+        parse("x" * 65_537)
