@@ -81,3 +81,19 @@ def test_bytes_that_are_no_fields_are_refused(data: bytes) -> None:
     frame = Frame(RequestCode.SEND_MESSAGE_V2, encoding=Encoding.BINARY, raw_fields=data)
     with pytest.raises((BadHeader, BadFrame)):
         decode_send(frame)
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+@pytest.mark.parametrize("is_short", [False, True])
+def test_properties_that_no_message_has_are_refused_before_they_are_looked_through(
+    encoding: Encoding, is_short: bool
+) -> None:
+    for size in (1 << 17, (1 << 17) + 1):
+        header = (SendMessageV2 if is_short else SendMessage)("g", "t", "d", 1, 1, 0, 1, 0, "\x02" * size)
+        code = RequestCode.SEND_MESSAGE_V2 if is_short else RequestCode.SEND_MESSAGE
+        frame = received(Frame(code, encode_header(header), encoding=encoding))
+        if size == 1 << 17:
+            assert len(decode_send(frame).properties) == size
+        else:
+            with pytest.raises(BadHeader, match="properties of 131073 bytes: a message has up to 32767"):
+                decode_send(frame)

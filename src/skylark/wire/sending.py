@@ -16,7 +16,8 @@ from mypy_extensions import i64
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import SendMessage, SendMessageV2
-from skylark.wire.typed import decode_header
+from skylark.wire.message import PROPERTIES_MAX_BYTES
+from skylark.wire.typed import BadHeader, decode_header
 
 _LONG_NAMES: Final = frozenset((int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_REPLY_MESSAGE)))
 _BINARY: Final = Encoding.BINARY
@@ -24,6 +25,7 @@ _MAX_DIGITS: Final = 18  # that surely fit
 _INT_MAX: Final = 0x7FFFFFFF
 _BORN_TIMESTAMP: Final = 6  # the only long
 _REQUIRED: Final = 0xFF  # a bit for each of the fields a to h
+_MOST_PROPERTIES: Final = 1 << 17
 _A: Final = ord("a")
 _ZERO: Final = ord("0")
 _Fields = tuple[
@@ -108,17 +110,25 @@ def decode_send(frame: Frame) -> SendRequest:
         raw = frame.raw_fields
         found = _read_binary(raw) if raw is not None and frame.encoding is _BINARY else None
         if found is not None:
+            _check_size(found.properties)
             return found
         fields = cast(_Fields, astuple(decode_header(SendMessageV2, frame)))
     (
         group, topic, default_topic, queue_nums, queue_id, sys_flag, born_ms, flag, properties, reconsume_times,
         unit_mode, is_batch, max_reconsume_times,
     ) = fields  # fmt: skip
+    stored = properties.encode() if properties else b""
+    _check_size(stored)
     return SendRequest(
-        group, topic, default_topic, queue_nums, queue_id, sys_flag, born_ms, flag,
-        properties.encode() if properties else b"",
+        group, topic, default_topic, queue_nums, queue_id, sys_flag, born_ms, flag, stored,
         reconsume_times, bool(unit_mode), bool(is_batch), max_reconsume_times,
     )  # fmt: skip
+
+
+def _check_size(properties: bytes) -> None:
+    """Refuses what nobody stores before it is looked through; up to there, it is the store that says what it takes."""
+    if len(properties) > _MOST_PROPERTIES:
+        raise BadHeader(f"properties of {len(properties)} bytes: a message has up to {PROPERTIES_MAX_BYTES}")
 
 
 def _read_binary(data: bytes) -> SendRequest | None:
