@@ -379,6 +379,17 @@ class TestSilence:
         bench.clients.expire(bench.now_ms)
         assert a.is_closed
 
+    @pytest.mark.parametrize("timeout_ms", [1, 5_000, 19_999])
+    def test_may_be_short(self, tmp_path: Path, a: FakeConnection, timeout_ms: int) -> None:
+        bench = Bench(tmp_path, channel_expired_timeout=timeout_ms)
+        bench.clients.expire(bench.now_ms)
+        bench.beat(a, consumer())
+        bench.clients.expire(bench.now_ms + timeout_ms)
+        assert not a.is_closed
+        for passed_ms in (10_000, 20_000):
+            bench.clients.expire(bench.now_ms + timeout_ms + passed_ms)
+        assert a.is_closed
+
 
 class TestUnregister:
     def test_by_request(self, bench: Bench, a: FakeConnection, b: FakeConnection) -> None:
@@ -662,3 +673,15 @@ def test_a_client_that_writes_enums_as_numbers_consumes(tmp_path: Path) -> None:
             )
 
     asyncio.run(run())
+
+
+def test_a_client_that_is_still_there_on_another_connection_has_not_left(bench: Bench) -> None:
+    left: list[tuple[str, str]] = []
+    bench.clients.on_leave = lambda group, client_id: left.append((group, client_id))
+    one, two = FakeConnection("same"), FakeConnection("same")
+    for peer in (one, two):
+        bench.beat(peer, consumer("g", "T"), consumer("h", "T"))
+    bench.clients.unregister(one.as_connection, "g", None)
+    assert left == []
+    bench.clients.unregister(two.as_connection, "g", None)
+    assert left == [("g", "same@1")]

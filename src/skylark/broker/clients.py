@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 MAX_GROUPS_PER_CONNECTION: Final = 10_000
 NEWCOMER_DELAY_S: Final = 1.0
 _MAX_PRODUCER_GROUP_LENGTH: Final = 255
+_LONG_PAUSE_MS: Final = 20_000  # between two searches for silent members, which come every 10 s
 _FIRST_VERSION_WITH_RESET: Final = 28  # the ordinal of V3_0_7_SNAPSHOT
 
 
@@ -107,7 +108,7 @@ class Clients:
         self, topics: Topics, groups: Groups, config: BrokerConfig, former: FormerMembers | None = None
     ) -> None:
         self.on_leave: Callable[[str, str], None] | None = None
-        """Called with a consumer group and the id of a client that says that it has left the group."""
+        """Called with a consumer group and the id of a client that says that it has left the group, and is gone."""
         self.on_subscribe: Callable[[str, list[Subscription]], None] | None = None
         """Called with a consumer group and what a member's heartbeat says that it subscribes to."""
         self.on_empty: Callable[[str], None] | None = None
@@ -188,7 +189,8 @@ class Clients:
         if consumer_group in roles.consumer_groups:
             roles.consumer_groups.discard(consumer_group)
             member = self._remove_consumer(consumer_group, connection)
-            if self.on_leave is not None:
+            # A client may be there on another connection still, or already again.
+            if self.on_leave is not None and self.member(consumer_group, member.client_id) is None:
                 self.on_leave(consumer_group, member.client_id)
         if producer_group in roles.producer_groups:
             roles.producer_groups.discard(producer_group)
@@ -221,7 +223,7 @@ class Clients:
         last_ms, self._checked_ms = self._checked_ms, now_ms
         members = [member for group in self._consumers.values() for member in group.members.values()]
         members += [member for group in self._producers.values() for member in group.values()]
-        if last_ms is not None and not 0 <= now_ms - last_ms <= timeout_ms / 2:
+        if last_ms is not None and not 0 <= now_ms - last_ms <= max(timeout_ms / 2, _LONG_PAUSE_MS):
             # The clock jumped, or the broker slept: that is not the clients' silence.
             for member in members:
                 member.seen_ms = now_ms
