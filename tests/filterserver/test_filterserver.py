@@ -269,6 +269,29 @@ def test_the_status_of_a_process_is_its_own_though_its_end_is_seen_late(monkeypa
         asyncio.run(Ended.start(Order("my.Even", "import os; os._exit(7)", "broker-a", 256 << 20, 60.0)))
 
 
+def test_members_that_upload_their_class_at_once_share_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = Worker.start
+
+    async def noted(order: Order) -> Worker:
+        started.append(order.class_name)
+        return await start(order)
+
+    monkeypatch.setattr(Worker, "start", noted)
+
+    async def run() -> None:
+        async with standing(tmp_path) as here:
+            await here.send(*range(3))
+            answers = await asyncio.gather(*(here.upload(EVEN) for _ in range(6)))
+            assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+            assert started == ["my.Even"]
+            assert bodies(await here.pull()) == [b"0", b"2"]
+
+    asyncio.run(run())
+
+
 def test_uploads_are_refused_unless_switched_on(tmp_path: Path) -> None:
     async def run() -> None:
         async with standing(tmp_path, client_upload_filter_class_enable=False) as here:

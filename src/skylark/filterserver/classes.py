@@ -108,13 +108,21 @@ class Classes:
                 "this filter server takes no classes: their code would run on its machine. "
                 "Start it with clientUploadFilterClassEnable=true if you trust those who can reach it"
             )
-        known = self._classes.get((topic, group))
-        if known is not None and known.crc == crc and known.order.class_name == class_name:
-            known.used_ms = self._clock()
+        if self._is_known(topic, group, class_name, crc):
             return
         text = _checked(class_name, crc, source)
         async with self._loading:  # one at a time: a new process is the most expensive thing that can be asked for
-            await self._load(topic, group, class_name, crc, text)
+            # All members of a group upload its class when they start, and the first of them has done it by now.
+            if not self._is_known(topic, group, class_name, crc):
+                await self._load(topic, group, class_name, crc, text)
+
+    def _is_known(self, topic: str, group: str, class_name: str, crc: int) -> bool:
+        """Whether the group has this class already; then it is used again."""
+        known = self._classes.get((topic, group))
+        if known is None or known.crc != crc or known.order.class_name != class_name:
+            return False
+        known.used_ms = self._clock()
+        return True
 
     async def _load(self, topic: str, group: str, class_name: str, crc: int, text: str) -> None:
         key = (topic, group)
