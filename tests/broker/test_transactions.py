@@ -7,9 +7,11 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from broker.followers import START_MS, Undecided
 from broker.live import DEADLINE_S, Live, live_broker, messages_of
 from skylark.broker.app import wall_clock_ms
 from skylark.broker.halves import GROUP
@@ -446,3 +448,42 @@ def test_without_an_index_ops_are_stored_at_once(tmp_path: Path) -> None:
             assert await bodies(broker) == [b"hello"]
 
     asyncio.run(run())
+
+
+def test_groups_without_a_producer_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    follower = Undecided(tmp_path)
+    at_ms = START_MS
+
+    def passed() -> list[str]:
+        """What a pass says."""
+        nonlocal at_ms
+        at_ms += 10_000
+        caplog.clear()
+        while follower.check_back.run(at_ms) == 0:
+            pass
+        return caplog.messages
+
+    for number in range(3):
+        follower.send(b"gone-%d" % number, PGROUP="gone")
+    assert passed() == ["no producer is there to end transactions of gone (3)"]
+    assert passed() == []
+    follower.send(b"lost", PGROUP="lost")
+    assert passed() == ["no producer is there to end transactions of lost (1)"]
+    assert passed() == []
+    producer = cast(Connection, follower)
+    beat = Heartbeat(client_id="c", producer_data_set=[ProducerData(group_name="gone")])
+    follower.check_back._clients.heartbeat(beat, producer, "JAVA", 500, START_MS)
+    assert passed() == []
+    assert sorted(follower.asked) == [b"gone-0", b"gone-1", b"gone-2"]
+    follower.check_back._clients.unregister(producer, None, "gone")
+    assert passed() == ["no producer is there to end transactions of gone (3)"]
+
+
+def test_many_groups_without_a_producer_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    follower = Undecided(tmp_path)
+    for number in range(12):
+        follower.send(b"half-%d" % number, PGROUP=f"g{number:02d}")
+    follower.handled()
+    (line,) = caplog.messages
+    assert line.startswith("no producer is there to end transactions of g00 (1), g01 (1), ")
+    assert line.endswith(", g09 (1) and of 2 more groups")

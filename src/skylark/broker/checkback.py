@@ -7,6 +7,8 @@ arrival, up to the first that is too young to ask for. What has ended is passed 
 - still immune, by its own CHECK_IMMUNITY_TIME_IN_SECONDS: stored again at the end of the queue, to be looked at later
 - else stored again, counted, and asked for; whether a producer is there to answer or not, as at Apache
 
+Groups that nobody is there to answer for are told of once, after the pass in which that was first seen.
+
 One that has no room for what a copy says is moved like the first kind and asked for this once. A record that can't be
 read is passed over.
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from typing import Final
 
 from skylark.broker.clients import Clients
@@ -50,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _MOST_A_TURN: Final = 100
 _MOST_BYTES_A_TURN: Final = 1 << 20
+_MOST_GROUPS_COUNTED: Final = 1_000
+_MOST_GROUPS_TOLD: Final = 10
 _HOUR_MS: Final = 3_600_000
 
 
@@ -75,6 +80,8 @@ class CheckBack:
         self._last_ms = now_ms
         self._until: int | None = None  # the end of the pass that is under way
         self._turns = itertools.count()
+        self._unasked: Counter[str] = Counter()  # transactions of this pass, by group, that nobody could be asked for
+        self._told: set[str] = set()  # the groups that this was said of
         halves.renew_doubtful(now_ms)
 
     def run(self, now_ms: int) -> float:
@@ -93,11 +100,21 @@ class CheckBack:
             half = self._next(self._until)
             if half is None or not self._decide(half, now_ms):
                 self._until = None
+                self._tell_of_unasked()
                 return interval_ms / 1000
             size_bytes += half.size_bytes
             if size_bytes > _MOST_BYTES_A_TURN:
                 break
         return 0
+
+    def _tell_of_unasked(self) -> None:
+        """Warns of groups without a producer, of each once until it has one again."""
+        fresh = [f"{group} ({count})" for group, count in self._unasked.items() if group not in self._told]
+        if fresh:
+            more = f" and of {len(fresh) - _MOST_GROUPS_TOLD} more groups" if len(fresh) > _MOST_GROUPS_TOLD else ""
+            log.warning("no producer is there to end transactions of %s%s", ", ".join(fresh[:_MOST_GROUPS_TOLD]), more)
+        self._told = set(self._unasked)
+        self._unasked.clear()
 
     def _next(self, until: int) -> StoredMessage | None:
         """The next half that has not ended; None at the end of the pass."""
@@ -186,7 +203,8 @@ class CheckBack:
         group = properties.get(PROPERTY_PRODUCER_GROUP, "")
         members = [member for member in self._clients.producers(group) if member.connection.is_writable]
         if not members:
-            log.warning("no producer of group %s is there to end the transaction %s", group, half.unique_key)
+            if group in self._unasked or len(self._unasked) < _MOST_GROUPS_COUNTED:
+                self._unasked[group] += 1
             return
         header = CheckTransactionState(
             tran_state_table_offset=copy.queue_offset,
