@@ -1,5 +1,6 @@
 """The installed `skylark` command as its users meet it: a process with output, an exit code and signals."""
 
+import asyncio
 import json
 import os
 import re
@@ -22,6 +23,9 @@ from cli.commands import (
     without_reader,
 )
 from skylark import form
+from skylark.net.pool import Pool
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 
 READY_UP = re.compile(r"^ready namesrv=127\.0\.0\.1:(\d+) broker=127\.0\.0\.1:(\d+)$")
 
@@ -163,9 +167,19 @@ def test_a_store_in_use(tmp_path: Path) -> None:
         assert up.stop(signal.SIGTERM)[0] == 0
 
 
+async def updated(namesrv: str, settings: bytes) -> None:
+    pool = Pool()
+    answer = await pool.request(namesrv, Frame(RequestCode.UPDATE_NAMESRV_CONFIG, body=settings), DEADLINE_S)
+    pool.close()
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
 def test_name_server_and_broker_apart(tmp_path: Path) -> None:
-    with serving("namesrv", "-p", "0", "--host", "127.0.0.1", cwd=tmp_path) as namesrv:
+    (tmp_path / "namesrv.conf").write_text("# ours\nenableTopicList = true\n")
+    with serving("namesrv", "-c", "namesrv.conf", "-p", "0", "--host", "127.0.0.1", cwd=tmp_path) as namesrv:
         where = namesrv.ready.removeprefix("ready namesrv=")
+        asyncio.run(updated(where, b"enableTopicList=false\norderMessageEnable=true"))
+        assert (tmp_path / "namesrv.conf").read_text() == "# ours\nenableTopicList=false\norderMessageEnable=true\n"
         with serving("broker", "-n", where, "--port", "0", "--host", "127.0.0.1", cwd=tmp_path) as broker:
             assert re.match(r"^ready broker=127\.0\.0\.1:\d+$", broker.ready)
             assert any(f"registers with {where}" in line for line in broker.output)

@@ -123,6 +123,8 @@ def test_changed_settings_go_back_into_their_file(tmp_path: Path, caplog: pytest
     writes_back(path)({"maxMessageSize": "2"})
     assert path.read_text() == "# ours\nmaxMessageSize=2\n"
     writes_back(None)({"maxMessageSize": "3"})
+    assert "which was started without -c FILE" in caplog.text
+    caplog.clear()
     writes_back(tmp_path / "absent" / "broker.conf")({"maxMessageSize": "3"})
     assert "changed settings will not outlive this process" in caplog.text
 

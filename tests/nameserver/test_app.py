@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,13 +15,21 @@ from zlib import crc32
 
 import pytest
 
+from skylark.nameserver import brokers, routes
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
+from skylark.nameserver.routes import Broker, Routes
 from skylark.net.pool import Pool
 from skylark.wire.bodies import decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
-from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, TopicRouteData, encode_register_body
+from skylark.wire.routes import (
+    RegisterBrokerBody,
+    TopicConfigWrapper,
+    TopicRouteData,
+    decode_register_body,
+    encode_register_body,
+)
 from skylark.wire.tables import DataVersion, TopicConfig
 
 VERSION = DataVersion(counter=3, timestamp_ms=5)
@@ -145,6 +155,155 @@ def test_a_registration_is_checked_and_may_be_compressed(asking: Callable[..., N
         assert answer.code == 0
         assert await client.topics() == ["A", "B"]
         assert await client.topics(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS) == ["a", "b", "c"]
+
+    asking(conversation)
+
+
+def many(count: int, counter: int = 3, name: str = "topic-{:06d}") -> RegisterBrokerBody:
+    names = [name.format(number) for number in range(count)]
+    table = {each: TopicConfig(topic_name=each, read_queue_nums=1, write_queue_nums=1) for each in names}
+    version = DataVersion(counter=counter, timestamp_ms=5)
+    return RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigWrapper(data_version=version, topic_config_table=table)
+    )
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_registration_of_many_topics_is_read_beside_the_loop_and_taken_by_parts(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch, compressed: bool
+) -> None:
+    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+    monkeypatch.setattr(brokers, "_MOST_TOPICS_AT_ONCE", 10)
+    sizes: list[int] = []
+    take = Routes.register
+
+    def noted(self: Routes, broker: Broker, body: RegisterBrokerBody, *rest: Any, **more: Any) -> Any:
+        sizes.append(len(body.topic_config_serialize_wrapper.topic_config_table))
+        return take(self, broker, body, *rest, **more)
+
+    monkeypatch.setattr(Routes, "register", noted)
+
+    async def conversation(client: Client) -> None:
+        body = encode_register_body(many(41), compressed=compressed)
+        assert (await client.register(body, compressed=str(compressed).lower())).code == ResponseCode.SUCCESS
+        assert sizes == [10, 10, 10, 10, 1]
+        assert len(await client.topics()) == 41
+        answer = await client.ask(
+            RequestCode.QUERY_DATA_VERSION, BROKER, encode_body(DataVersion(counter=3, timestamp_ms=5))
+        )
+        assert answer.fields["changed"] == "false"
+        # The same again leaves wiped permissions as they are.
+        await client.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "a"})
+        await client.register(body, compressed=str(compressed).lower())
+        assert json.loads((await client.route("topic-000000")).body)["queueDatas"][0]["perm"] == 4
+        # With deleteTopicWithBrokerRegistration, what is missing is dropped once, not in every part.
+        fewer = encode_register_body(many(35, counter=4), compressed=compressed)
+        assert (await client.register(fewer, compressed=str(compressed).lower())).code == ResponseCode.SUCCESS
+        assert len(await client.topics()) == 35
+
+    asking(conversation, delete_topic_with_broker_registration=True)
+
+
+def test_large_registrations_that_wait_to_be_read_are_bounded(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+
+    async def conversation(client: Client) -> None:
+        body = encode_register_body(many(41))
+        for most, done in ((2 * len(body), 2), (1, 1)):  # for a connection; one is always read
+            monkeypatch.setattr(brokers, "MAX_FRAME_BYTES", most)
+            answers = await asyncio.gather(*(client.register(body) for _ in range(5)))
+            codes = [ResponseCode.SUCCESS] * done + [ResponseCode.SYSTEM_BUSY] * (5 - done)
+            assert [answer.code for answer in answers] == codes
+        assert (await client.register(body)).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(brokers, "_MOST_WAITING_BYTES", -1)
+        assert (await client.register(body)).code == ResponseCode.SYSTEM_BUSY
+
+    asking(conversation)
+
+
+def test_a_registration_that_is_cut_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(*args: Any, **more: Any) -> RegisterBrokerBody:
+        begun.set()
+        assert go_on.wait(60)
+        return decode_register_body(*args, **more)
+
+    monkeypatch.setattr(brokers, "decode_register_body", held)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (server, client):
+            watcher = Client(int(client._address.split(":")[1]))
+            registering = asyncio.create_task(client.register(encode_register_body(many(41))))
+            await asyncio.to_thread(begun.wait, 60)
+            assert await watcher.topics() == []  # others are answered meanwhile
+            client.close()
+            with pytest.raises(ConnectionError):
+                await registering
+            while len(server._server.connections) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            go_on.set()
+            assert (await watcher.register()).code == ResponseCode.SUCCESS
+            assert await watcher.topics() == ["A", "B"]
+            watcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_registration_without_room_is_refused_and_the_broker_stays(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(routes, "MAX_BYTES_PER_CONNECTION", 50_000)
+
+    async def conversation(client: Client) -> None:
+        await client.register()
+        for size in (100, 2_000):  # at once, and by parts
+            for _ in range(2):
+                refused = await client.register(encode_register_body(many(size)))
+                assert refused.code == ResponseCode.SYSTEM_ERROR
+                assert "for one connection" in (refused.remark or "")
+        queues = json.dumps({"queueDatas": [{"brokerName": "a"}]}).encode()
+        topic = {"topic": "x" * 50_000}
+        assert (await client.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, topic, queues)).code == 1
+        assert await client.topics() == ["A", "B"]
+        assert len(caplog.messages) == 1
+        assert "broker a at h:1 can't register" in caplog.text
+
+    asking(conversation)
+
+
+def test_a_few_compressed_bytes_are_not_millions_of_topics(asking: Callable[..., None]) -> None:
+    def bomb(line: bytes, count: int) -> bytes:
+        item = len(line).to_bytes(4, "big") + line
+        head = b"\0\0\0\2{}" + count.to_bytes(4, "big")
+        return zlib.compress(head + item * count, 9)
+
+    async def conversation(client: Client) -> None:
+        for line, count, reason in (
+            (b"t 1 1 6", 1_000_000, "topics, of 100000 at most"),
+            (b"t" * 1_000, 20_000, "larger than 16777216"),
+        ):
+            answer = await client.register(bomb(line, count), compressed="true")
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert reason in (answer.remark or "")
+
+    asking(conversation)
+
+
+def test_bodies_that_never_say_much_are_not_read_when_they_are_large(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        large = b"{" + b"1:1," * 20_000 + b"1:1}"
+        for code, fields in (
+            (RequestCode.QUERY_DATA_VERSION, BROKER),
+            (RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "t"}),
+            (RequestCode.UPDATE_NAMESRV_CONFIG, {}),
+        ):
+            answer = await client.ask(code, fields, large)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "65536" in (answer.remark or "")
 
     asking(conversation)
 
@@ -372,6 +531,37 @@ def test_the_configuration_can_be_read_and_partly_changed(asking: Callable[..., 
             answer = await client.ask(code)
             assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "disable")
         assert await update("") == (0, None)
+
+    asking(conversation)
+
+
+def test_changed_settings_are_told_to_who_keeps_them(tmp_path: Path) -> None:
+    kept: list[dict[str, str]] = []
+
+    async def main() -> None:
+        config = NamesrvConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
+        server = NameServer(config, on_config_change=kept.append)
+        client = Client(await server.start("127.0.0.1", 0))
+        for text in (b"enableTopicList=false\norderMessageEnable=false", b"enableTopicList=false", b"listenPort=1"):
+            await client.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=text)
+        client.close()
+        await server.stop()
+
+    asyncio.run(main())
+    assert kept == [{"enableTopicList": "false"}]
+
+
+def test_apaches_settings_without_effect_are_kept_and_that_is_said(asking: Callable[..., None]) -> None:
+    async def conversation(client: Client) -> None:
+        answer = await client.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"notifyMinBrokerIdChanged = true")
+        assert (answer.code, answer.remark) == (0, "without effect in Skylark: notifyMinBrokerIdChanged")
+        shown = (await client.ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
+        assert "notifyMinBrokerIdChanged=true" in shown
+        assert shown == sorted(shown)
+        for refused in (b"useTLS=true", b"metricsPromExporterPort=1", b"bindAddress=1"):
+            assert (await client.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=refused)).code == 16
+        wrong = await client.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"notifyMinBrokerIdChanged=perhaps")
+        assert wrong.code == ResponseCode.SYSTEM_ERROR
 
     asking(conversation)
 

@@ -10,7 +10,7 @@ import pytest
 
 from skylark.config.properties import ConfigError
 from skylark.nameserver import kvconfig
-from skylark.nameserver.kvconfig import KVConfig, TooManyEntries
+from skylark.nameserver.kvconfig import KVConfig, TooLarge
 
 
 def loaded(path: Path) -> KVConfig:
@@ -87,17 +87,38 @@ def test_a_damaged_file_without_a_backup_is_an_error_that_names_it(tmp_path: Pat
     assert path.read_text() == "{"
 
 
-def test_the_table_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvconfig, "MAX_ENTRIES", 2)
+def test_the_table_is_bounded_by_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvconfig, "MAX_BYTES", 2_000)
 
     async def run() -> None:
         kv = loaded(tmp_path / "kvConfig.json")
-        await kv.put("x", "a", "1")
-        await kv.put("y", "a", "1")
-        with pytest.raises(TooManyEntries):
-            await kv.put("z", "a", "1")
-        await kv.put("y", "a", "2")
+        await kv.put("x", "a", "1" * 500)
+        await kv.put("y", "a", "1" * 500)
+        for value in ("1", "1" * 5_000):
+            with pytest.raises(TooLarge):
+                await kv.put("z", "a", value)
+        with pytest.raises(TooLarge):
+            await kv.put("y", "a", "2" * 900)
+        await kv.put("y", "a", "2" * 400)
         await kv.delete("x", "a")
+        assert kv.namespace("x") == {}
         await kv.put("z", "a", "1")
+
+    asyncio.run(run())
+    kv = loaded(tmp_path / "kvConfig.json")
+    with pytest.raises(TooLarge):
+        asyncio.run(kv.put("z", "b", "1" * 1_000))
+
+
+def test_namespaces_without_keys_do_not_fill_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvconfig, "MAX_BYTES", 2_000)
+
+    async def run() -> None:
+        kv = loaded(tmp_path / "kvConfig.json")
+        for number in range(20):
+            await kv.put(f"{number}", "a", "1")
+            await kv.delete(f"{number}", "a")
+        assert kv.namespace("19") == {}
+        assert kv.namespace("0") is None
 
     asyncio.run(run())

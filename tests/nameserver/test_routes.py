@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skylark.nameserver.routes import DEFAULT_TIMEOUT_MS, UNIT_FLAG, Broker, Routes
+from skylark.nameserver import routes as limits
+from skylark.nameserver.offers import TOPIC_BYTES, offer_bytes
+from skylark.nameserver.routes import DEFAULT_TIMEOUT_MS, UNIT_FLAG, Broker, NoRoom, Routes
 from skylark.wire.routes import (
     BrokerData,
     QueueData,
@@ -64,6 +67,11 @@ def test_a_slave_is_told_of_its_master() -> None:
     assert addresses(routes, "t1") == {"a": {0: "h:1", 1: "h:3"}}
 
 
+def test_a_master_without_replication_has_no_address_for_it() -> None:
+    routes = with_brokers(msgspec.structs.replace(MASTER, ha_address=""))
+    assert routes.register(SLAVE, body("t1", "t2"), ANOTHER, 0) == RegisterBrokerResult(None, "h:1")
+
+
 def test_a_slave_alone_has_no_master_and_its_topics_can_be_read() -> None:
     routes = Routes()
     assert routes.register(SLAVE, body("t1", "t2"), CONNECTION, 0) == RegisterBrokerResult()
@@ -115,6 +123,89 @@ def test_the_end_of_an_address_that_was_replaced_does_not_end_its_successor() ->
     assert addresses(routes, "t1") == {"a": {0: "h:9"}}
 
 
+def test_an_address_that_gets_another_name_leaves_the_old_one() -> None:
+    routes = with_brokers(MASTER, SLAVE)
+    renamed = msgspec.structs.replace(MASTER, name="b")
+    routes.register(renamed, body("t2", "t3"), CONNECTION, 0)
+    assert addresses(routes, "t2") == {"a": {1: "h:3"}, "b": {0: "h:1"}}
+    routes.register(msgspec.structs.replace(SLAVE, name="b"), body("t2", "t3"), CONNECTION, 0)
+    assert set(routes.cluster_info().broker_addr_table) == {"b"}
+    assert addresses(routes, "t1") == {}
+    # The old process says goodbye late: that is not the end of the new one.
+    routes.unregister("c", "a", "h:1")
+    assert addresses(routes, "t3") == {"b": {0: "h:1", 1: "h:3"}}
+    routes.closed(CONNECTION)
+    assert routes.cluster_info().broker_addr_table == {}
+
+
+def test_an_address_that_is_refused_as_another_broker_leaves_the_routes() -> None:
+    routes = with_brokers(MASTER, topics=body("t1", "t2", state=7))
+    for other in (OTHER, SLAVE):
+        routes.register(other, body("t1", "t2", state=7), CONNECTION, 0)
+        usurper = msgspec.structs.replace(MASTER, address=other.address)
+        assert routes.register(usurper, body("t1", "t2", state=6), ANOTHER, 0) == RegisterBrokerResult()
+        assert addresses(routes, "t1") == {"a": {0: "h:1"}}
+
+
+def test_a_broker_of_another_cluster_does_not_say_goodbye_for_this_one() -> None:
+    routes = with_brokers(MASTER)
+    routes.unregister("d", "a", "h:1")
+    assert addresses(routes, "t1") == {"a": {0: "h:1"}}
+
+
+def test_a_connection_has_a_part_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES_PER_CONNECTION", 3 * TOPIC_BYTES + 100)
+    monkeypatch.setattr(limits, "MAX_BYTES", 5 * TOPIC_BYTES + 100)
+    routes = with_brokers(MASTER)
+    with pytest.raises(NoRoom, match="for one connection"):
+        routes.register(OTHER, body("t1", "t2"), CONNECTION, 0)
+    with pytest.raises(NoRoom, match="for one connection"):
+        routes.register(MASTER, body("t1", "t2", "t3", "t4", counter=2), CONNECTION, 60_000)
+    assert routes.register_topic("t3", [QueueData(broker_name="a")])
+    with pytest.raises(NoRoom, match="for one connection"):
+        routes.register_topic("t4", [QueueData(broker_name="a")])
+    assert routes.topics().topic_list == ["t1", "t2", "t3"]
+    # It has lost nothing, and lives on as long as it asks for more.
+    assert routes.expire(DEFAULT_TIMEOUT_MS + 60_000) == []
+    assert addresses(routes, "t1") == {"a": {0: "h:1"}}
+    routes.register(OTHER, body("t1", "t2"), ANOTHER, 0)
+    third = msgspec.structs.replace(OTHER, name="d", address="h:6")
+    with pytest.raises(NoRoom, match="of all brokers"):
+        routes.register(third, body("t1", "t2"), object(), 0)
+    routes.closed(ANOTHER)
+    routes.register(third, body("t1", "t2"), object(), 0)
+
+
+def test_brokers_are_counted_and_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BROKERS", 3)
+    monkeypatch.setattr(limits, "MAX_BROKERS_PER_CONNECTION", 2)
+    third, fourth = (msgspec.structs.replace(OTHER, name=name, address=name) for name in ("x", "y"))
+    routes = with_brokers(MASTER, OTHER, MASTER)
+    with pytest.raises(NoRoom, match="on this connection"):
+        routes.register(third, body("t1", "t2"), CONNECTION, 0)
+    routes.register(third, body("t1", "t2"), ANOTHER, 0)
+    with pytest.raises(NoRoom, match="3 brokers are registered already"):
+        routes.register(fourth, body("t1", "t2"), ANOTHER, 0)
+    heavy = body("t1", "t2")
+    heavy.filter_server_list = ["f:1"] * 1000
+    for broker, told in (
+        (MASTER, heavy),
+        (msgspec.structs.replace(MASTER, ha_address="x" * 20_000), body("t1", "t2")),
+    ):
+        with pytest.raises(NoRoom, match="names and filter servers"):
+            routes.register(broker, told, CONNECTION, 0)
+
+
+def test_a_mapping_that_nothing_would_take_out_again_is_passed_over() -> None:
+    foreign = TopicQueueMappingInfo(bname="b", topic="t1", total_queues=1, curr_id_map={0: 0})
+    nowhere = TopicQueueMappingInfo(bname="a", topic="t9", total_queues=1, curr_id_map={0: 0})
+    routes = with_brokers(MASTER, topics=body("t1", "t2", topic_queue_mapping_info_map={"t1": foreign, "t9": nowhere}))
+    route = routes.route("t1")
+    assert route is not None
+    assert route.topic_queue_mapping_by_broker is None
+    assert routes.route("t9") is None
+
+
 def test_one_topic_alone_is_refused_before_the_broker_is_known() -> None:
     routes = Routes()
     assert routes.register(MASTER, body("t1"), CONNECTION, 0) is None
@@ -128,7 +219,7 @@ def test_topics_that_are_no_longer_named_stay_unless_told_otherwise() -> None:
     routes = with_brokers(MASTER, OTHER)
     routes.register(MASTER, body("t2", "t3", counter=2), CONNECTION, 0)
     assert set(addresses(routes, "t1")) == {"a", "b"}
-    routes.register(MASTER, body("t2", "t3", counter=3), CONNECTION, 0, drop_missing_topics=True)
+    routes.register(MASTER, body("t2", "t3", counter=3), CONNECTION, 0, drop_all_but={"t2", "t3"})
     assert set(addresses(routes, "t1")) == {"b"}
 
 
@@ -247,11 +338,23 @@ class Tables(RuleBasedStateMachine):
         state=st.integers(0, 1),
         token=TOKENS,
         drop=st.booleans(),
+        mapped=st.dictionaries(TOPICS, st.integers(0, 3)),
     )
-    def register(self, broker: Broker, topics: set[str], counter: int, state: int, token: int, drop: bool) -> None:
-        told = body(*sorted(topics), counter=counter, state=state)
+    def register(
+        self,
+        broker: Broker,
+        topics: set[str],
+        counter: int,
+        state: int,
+        token: int,
+        drop: bool,
+        mapped: dict[str, int],
+    ) -> None:
+        infos = {t: TopicQueueMappingInfo(topic=t, curr_id_map=dict.fromkeys(range(n), 0)) for t, n in mapped.items()}
+        told = body(*sorted(topics), counter=counter, state=state, topic_queue_mapping_info_map=infos)
         known = self.routes.members("", broker.name).broker_addrs
-        result = self.routes.register(broker, told, self.tokens[token], self.now_ms, drop_missing_topics=drop)
+        kept = topics if drop else None
+        result = self.routes.register(broker, told, self.tokens[token], self.now_ms, drop_all_but=kept)
         now = self.routes.members("", broker.name).broker_addrs
         if result is None:
             assert now == known
@@ -261,8 +364,10 @@ class Tables(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def unregister(self, broker: Broker) -> None:
+        live = self.routes._live.get((broker.cluster, broker.address))
         self.routes.unregister(broker.cluster, broker.name, broker.address)
-        assert broker.address not in self.routes.members("", broker.name).broker_addrs.values()
+        if live is not None and live.broker.name == broker.name:
+            assert broker.address not in self.routes.members("", broker.name).broker_addrs.values()
 
     @rule(token=TOKENS)
     def close(self, token: int) -> None:
@@ -296,6 +401,26 @@ class Tables(RuleBasedStateMachine):
         assert all(group.broker_addrs for group in info.broker_addr_table.values())
         assert all(info.cluster_addr_table.values())
         assert {name for names in info.cluster_addr_table.values() for name in names} == set(info.broker_addr_table)
+
+    @invariant()
+    def every_address_is_that_of_a_broker_that_lives(self) -> None:
+        living = {(live.broker.name, live.broker.address) for live in self.routes._live.values()}
+        for name, group in self.routes.cluster_info().broker_addr_table.items():
+            assert living.issuperset((name, address) for address in group.broker_addrs.values())
+
+    @invariant()
+    def what_is_offered_is_counted(self) -> None:
+        counted = dict.fromkeys("ab", 0)
+        for topic in self.routes.topics().topic_list:
+            route = self.routes.route(topic)
+            assert route is not None
+            mappings = route.topic_queue_mapping_by_broker or {}
+            for queue in route.queue_datas:
+                counted[queue.broker_name] += offer_bytes(topic, mappings.get(queue.broker_name))
+            assert set(mappings) <= {queue.broker_name for queue in route.queue_datas}
+        offers = self.routes._offers
+        assert {name: offers.bytes_of(name) for name in "ab"} == counted
+        assert offers.size_bytes == sum(counted.values())
 
     @invariant()
     def every_topic_has_queues_of_known_brokers(self) -> None:

@@ -17,6 +17,7 @@ from skylark.cli.serving import (
     reachable,
     run,
     writable_directory,
+    writes_back,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def namesrv(
     writable_directory(Path(effective.kv_config_path).parent, "the key-value settings")
     kept = Path(effective.kv_config_path)
     described = f"{kept.absolute()} ({'there before this start' if kept.exists() else 'not there yet'})"
-    run(lambda: _serve(effective, described))
+    run(lambda: _serve(effective, config, described))
 
 
 def _effective_config(config: Path | None) -> "NamesrvConfig":
@@ -82,12 +83,16 @@ def _effective_config(config: Path | None) -> "NamesrvConfig":
     return effective
 
 
-async def _serve(config: "NamesrvConfig", kept: str) -> None:
+async def _serve(config: "NamesrvConfig", file: Path | None, kept: str) -> None:
     from skylark.nameserver.app import NameServer
 
     async with Running() as running:
         bound = await running.start(
-            NameServer(config), "name server", config.bind_address, config.listen_port, "another with -p"
+            NameServer(config, on_config_change=writes_back(file)),
+            "name server",
+            config.bind_address,
+            config.listen_port,
+            "another with -p",
         )
         where = address(reachable(config.bind_address), bound)
         with announcing():

@@ -155,6 +155,7 @@ def writes_back(path: Path | None) -> Callable[[dict[str, str]], None]:
 
     def write(changed: dict[str, str]) -> None:
         if path is None:
+            log.warning("changed settings will not outlive this process, which was started without -c FILE")
             return
         try:
             rewrite(path, changed)

@@ -143,7 +143,7 @@ def _broker_config(
     if store is not None:
         result.store_path_root_dir = str(store)
     if advertise is not None:
-        result.broker_ip1 = result.broker_ip2 = advertise
+        result.broker_ip1 = advertise
     if flush is not None:
         result.flush_disk_type = FlushDiskType.SYNC_FLUSH if flush is Flush.SYNC else FlushDiskType.ASYNC_FLUSH
     return result
@@ -164,7 +164,7 @@ async def _serve(
     advertised = broker_configs[0].broker_ip1 or advertised_address(host, "")
     stores = [described_store(Path(each.store_path_root_dir), each.store_path_commit_log) for each in broker_configs]
     async with Running() as running:
-        name_server = NameServer(namesrv_config)
+        name_server = NameServer(namesrv_config, on_config_change=writes_back(None))
         namesrv_port = await running.start(
             name_server, "name server", host, namesrv_config.listen_port, "another with --namesrv-port"
         )

@@ -48,6 +48,8 @@ _CONFLICT = "<<<<<<<"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f]")
 _END_OF_DOS_FILE = b"\x1a"
 _SHOWN_CHARACTERS = 20
+# Less, and keys are proposed that have no more than a word in common with the one that was written.
+_CLOSE = 0.8
 _EXPECTED = "Apache's .properties format is expected, such as brokerName=broker-a"
 _ESCAPED_CHARACTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _MOST_CHARACTERS = 1 << 16
@@ -113,6 +115,11 @@ def bind(struct_type: type[S], mapping: Mapping[str, str], *, source: str, ignor
     return struct_type(**values)
 
 
+def keys(struct_type: type[msgspec.Struct]) -> frozenset[str]:
+    """The keys that `struct_type` has a field for."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(struct_type))
+
+
 def render(struct: msgspec.Struct) -> str:
     """The `key=value` lines that Apache's servers answer a request for their configuration with."""
     return "".join(
@@ -121,18 +128,24 @@ def render(struct: msgspec.Struct) -> str:
 
 
 def update(
-    struct: msgspec.Struct, changes: Mapping[str, str], *, allowed: Collection[str], source: str = "update"
+    struct: msgspec.Struct,
+    changes: Mapping[str, str],
+    *,
+    allowed: Collection[str],
+    known: Collection[str] = frozenset(),
+    source: str = "update",
 ) -> dict[str, str]:
     """Set the values of `changes` in `struct`: all of them, or none and a `ConfigError`.
 
-    Only keys in `allowed` may change while a server runs. Gives the keys whose value is now another, with that value.
+    Only keys in `allowed` may change while a server runs; those of `known` are no misspellings. Gives the keys whose
+    value is now another, with that value.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(type(struct))}
     values: dict[str, Any] = {}
     for key, text in changes.items():
         field = fields.get(key)
         if field is None or key not in allowed:
-            raise ConfigError(_refusal(key, known=field is not None, allowed=allowed))
+            raise ConfigError(_refusal(key, known=field is not None or key in known, allowed=allowed))
         values[key] = _convert(field, text, source)
     changed: dict[str, str] = {}
     for key, value in values.items():
@@ -299,7 +312,7 @@ def _refusal(key: str, *, known: bool, allowed: Collection[str]) -> str:
 def _suggestion(key: str, candidates: Collection[str]) -> str:
     if len(key) > _LONGEST_KEY:
         return ""
-    close = difflib.get_close_matches(key, candidates, n=1)
+    close = difflib.get_close_matches(key, candidates, n=1, cutoff=_CLOSE)
     if not close:
         # difflib weighs case, a reader does not: brokername is brokerName to whoever typed it.
         close = [candidate for candidate in candidates if candidate.lower() == key.lower()]

@@ -34,12 +34,17 @@ def monotonic_ms() -> int:
 class NameServer:
     """One name server. `clock` gives milliseconds and never jumps: a changed wall clock ends no broker's lease."""
 
-    def __init__(self, config: NamesrvConfig, clock: Callable[[], int] = monotonic_ms) -> None:
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        clock: Callable[[], int] = monotonic_ms,
+        on_config_change: Callable[[dict[str, str]], None] = lambda changed: None,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._routes = Routes()
         self._kv = KVConfig(Path(config.kv_config_path))
-        table = handlers(self._routes, self._kv, config, clock)
+        table = handlers(self._routes, self._kv, config, clock, on_config_change)
         self._server = Server(
             refused(_BROKER_CODES, _HINT) | table,
             closed=self._closed,

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
-from skylark.config import properties
+from skylark.config import properties, without_effect
 from skylark.config.apache_keys import NAMESRV_KEYS
 from skylark.config.places import at_home
 
@@ -42,6 +42,9 @@ UPDATABLE_KEYS = frozenset(
     returnOrderTopicConfigToBroker
     """.split()
 )
+
+NO_EFFECT_KEYS = without_effect.harmless(NAMESRV_KEYS) - properties.keys(NamesrvConfig)
+"""Apache's keys that an operator may set while the name server runs, for nothing."""
 
 
 def load(path: Path) -> NamesrvConfig:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,14 +21,16 @@ from skylark.config.properties import ConfigError
 
 log = logging.getLogger(__name__)
 
-MAX_ENTRIES = 100_000
+MAX_BYTES: Final = 8 << 20
+"""Of namespaces, keys and values, each entry with its share of the tables. Every change writes them all to the disk."""
+_ENTRY_BYTES: Final = 200
 
 
 class _File(msgspec.Struct, rename="camel"):
     config_table: dict[str, dict[str, str | None]] = {}
 
 
-class TooManyEntries(Exception):
+class TooLarge(Exception):
     """The table is full."""
 
 
@@ -37,6 +40,7 @@ class KVConfig:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._table: dict[str, dict[str, str]] = {}
+        self._bytes = 0
         self._is_damaged = False  # the file, which must not become the backup then
         self._writing = asyncio.Lock()
 
@@ -57,6 +61,7 @@ class KVConfig:
                 ) from error
             log.warning("%s is damaged (%s); read %s instead", self._path, error, backup.name)
             self._is_damaged = True
+        self._bytes = _table_bytes(self._table)
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -66,15 +71,31 @@ class KVConfig:
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises TooManyEntries or OSError."""
-        if self.get(namespace, key) is None and sum(map(len, self._table.values())) >= MAX_ENTRIES:
-            raise TooManyEntries
+        """Raises TooLarge or OSError."""
+        if not self._has_room(namespace, key, value):
+            # Namespaces that lost all their keys are remembered only as long as nobody needs the room.
+            self._table = {space: entries for space, entries in self._table.items() if entries}
+            self._bytes = _table_bytes(self._table)
+            if not self._has_room(namespace, key, value):
+                raise TooLarge
+        self._bytes += self._growth(namespace, key, value)
         self._table.setdefault(namespace, {})[key] = value
         await self._save()
 
+    def _has_room(self, namespace: str, key: str, value: str) -> bool:
+        growth = self._growth(namespace, key, value)
+        return growth <= 0 or self._bytes + growth <= MAX_BYTES
+
+    def _growth(self, namespace: str, key: str, value: str) -> int:
+        old = self.get(namespace, key)
+        growth = _bytes(key, value) - (0 if old is None else _bytes(key, old))
+        return growth if namespace in self._table else growth + _bytes(namespace)
+
     async def delete(self, namespace: str, key: str) -> None:
         """Raises OSError."""
-        if self._table.get(namespace, {}).pop(key, None) is not None:
+        old = self._table.get(namespace, {}).pop(key, None)
+        if old is not None:
+            self._bytes -= _bytes(key, old)
             await self._save()
 
     async def _save(self) -> None:
@@ -99,6 +120,15 @@ class KVConfig:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _bytes(*texts: str) -> int:
+    """What an entry of a table takes."""
+    return _ENTRY_BYTES + sum(len(text.encode()) for text in texts)
+
+
+def _table_bytes(table: dict[str, dict[str, str]]) -> int:
+    return sum(_bytes(space) + sum(_bytes(*entry) for entry in entries.items()) for space, entries in table.items())
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:

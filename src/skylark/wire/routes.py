@@ -30,7 +30,9 @@ from skylark.wire.tables import MAX_QUEUES, DataVersion, TopicConfig
 
 MASTER_ID: Final = 0
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-MAX_INFLATED_BYTES: Final = 64 * 1024 * 1024
+MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
+MAX_TOPICS: Final = 100_000
+"""Of one registration: a name server takes fewer, and a few compressed bytes can say that there are millions."""
 
 # Ordinals in Apache's MQVersion.
 V3_0_11: Final = 37
@@ -189,6 +191,13 @@ class _Items:
             raise BadBody(f"{value} is not a possible length in the compressed registration")
         return int(value)
 
+    def topics(self) -> int:
+        """How many of them follow."""
+        value = self.count()
+        if value > MAX_TOPICS:
+            raise BadBody(f"the compressed registration has {value} topics, of {MAX_TOPICS} at most")
+        return value
+
     def item(self) -> bytes:
         size = self.count()
         start = self._position
@@ -200,13 +209,13 @@ def _decode_compressed(data: bytes, version: int) -> RegisterBrokerBody:
     items = _Items(_inflate(data))
     topics = TopicConfigWrapper(data_version=decode_body(DataVersion, items.item()))
     table: dict[str, TopicConfig] = {}
-    for _ in range(items.count()):
+    for _ in range(items.topics()):
         topic = _parse_topic_line(items.item())
         table[topic.topic_name] = topic
     topics.topic_config_table = table
     filter_servers = _decode_names(items.item())
     if version >= V5_0_0:
-        mappings = [decode_body(TopicQueueMappingInfo, items.item()) for _ in range(items.count())]
+        mappings = [decode_body(TopicQueueMappingInfo, items.item()) for _ in range(items.topics())]
         topics.topic_queue_mapping_info_map = {m.topic: m for m in mappings if m.topic is not None}
     return RegisterBrokerBody(filter_server_list=filter_servers, topic_config_serialize_wrapper=topics)
 
