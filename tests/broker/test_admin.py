@@ -136,6 +136,11 @@ def test_settings_change_together(broker: SmallBroker) -> None:
         ("fileReservedTim=1", ResponseCode.NO_PERMISSION, "did you mean fileReservedTime?"),
         ("maxMessageSize=lots", ResponseCode.INVALID_PARAMETER, "maxMessageSize='lots' is not allowed"),
         ("deleteWhen=25", ResponseCode.INVALID_PARAMETER, "hours of the day"),
+        ("brokerPermission=3", ResponseCode.INVALID_PARAMETER, "2 (write), 4 (read), 6 (both) or 0 (neither)"),
+        ("brokerIP2=10.0.0.1", ResponseCode.NO_PERMISSION, "brokerIP2 cannot be changed"),
+        ("waitTimeMillsInSendQueue=/etc", ResponseCode.INVALID_PARAMETER, "expected true, false or a number"),
+        ("metricsExporterType=PROM", ResponseCode.INVALID_PARAMETER, "expected true, false or a number"),
+        ("aclEnable=true", ResponseCode.NO_PERMISSION, "not supported yet: expected false"),
     ],
 )
 def test_a_refused_setting_changes_nothing(broker: SmallBroker, line: str, code: int, words: str) -> None:
@@ -151,6 +156,35 @@ def test_settings_as_they_are_may_be_sent_back(broker: SmallBroker) -> None:
     body = broker.ask(RequestCode.GET_BROKER_CONFIG).body + b"fileReservedTime=24\n"
     assert broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body).code == ResponseCode.SUCCESS
     assert broker.changed == [{"fileReservedTime": "24"}]
+
+
+def test_apaches_settings_without_effect_are_kept_and_that_is_said(broker: SmallBroker) -> None:
+    lines = {
+        "waitTimeMillsInSendQueue": "500", "enablePopBufferMerge": "true", "popConsumerKVServiceEnable": "TRUE",
+        "estimateAccumulation": "false", "enableSingleTopicRegister": "true",
+    }  # fmt: skip
+    body = "".join(f"{key} = {value}\n" for key, value in lines.items()).encode()
+    answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body + b"enableSplitRegistration=true\naclEnable=false\n")
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.remark == f"without effect in Skylark: {', '.join(lines)}"
+    assert broker.changed == [{"enableSplitRegistration": "true", **lines}]
+    shown = broker.ask(RequestCode.GET_BROKER_CONFIG).body
+    assert properties.parse(shown.decode()).items() >= lines.items()
+    assert broker.ask(RequestCode.UPDATE_BROKER_CONFIG, shown).code == ResponseCode.SUCCESS
+    assert len(broker.changed) == 1
+
+
+def test_more_settings_than_there_can_be_are_not_read(broker: SmallBroker) -> None:
+    answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=48\n" * 4_000)
+    assert (answer.code, answer.remark) == (ResponseCode.INVALID_PARAMETER, "settings have at most 65536 bytes")
+
+
+def test_a_message_size_that_no_request_has_is_taken_with_a_warning(
+    broker: SmallBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert broker.ask(RequestCode.UPDATE_BROKER_CONFIG, b"maxMessageSize=33554432").code == ResponseCode.SUCCESS
+    assert broker.config.max_message_size == 32 << 20
+    assert "maxMessageSize=33554432 is more than a request can carry: it has at most 16777216 bytes" in caplog.text
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe=1", b"deleteWhen=\\u12"])

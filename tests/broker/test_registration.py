@@ -25,7 +25,7 @@ from skylark.wire.bodies import TopicConfigs, TopicList, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.framing import encode_frame
-from skylark.wire.headers import QueryDataVersion
+from skylark.wire.headers import QueryDataVersion, RegisterBroker
 from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, TopicRouteData, encode_register_body
 from skylark.wire.tables import DataVersion, TopicConfig
 from skylark.wire.typed import encode_header
@@ -54,6 +54,20 @@ def test_a_new_topic_is_routed_at_once_and_gone_after_the_end(tmp_path: Path) ->
             await broker.stop()
             gone = await route(broker.pool, broker.namesrv, "Fresh")
             assert gone.code == ResponseCode.TOPIC_NOT_EXIST
+
+    asyncio.run(run())
+
+
+def test_no_address_is_announced_that_nobody_listens_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            slave = RegisterBroker(
+                broker_name="broker-a", broker_addr="h:1", cluster_name="DefaultCluster", ha_server_addr="", broker_id=1
+            )
+            body = encode_register_body(RegisterBrokerBody())
+            request = Frame(RequestCode.REGISTER_BROKER, encode_header(slave), body)
+            answer = await broker.pool.request(broker.namesrv, request, DEADLINE_S)
+            assert answer.fields == {"masterAddr": broker.address}
 
     asyncio.run(run())
 

@@ -241,11 +241,11 @@ def test_a_port_in_use_is_named_with_its_broker(tmp_path: Path) -> None:
 
 
 def test_each_has_a_name_ports_and_directories_of_its_own(tmp_path: Path) -> None:
-    common = BrokerConfig(store_path_root_dir=str(tmp_path), store_path_commit_log="logs", ha_listen_port=7)
+    common = BrokerConfig(store_path_root_dir=str(tmp_path), store_path_commit_log="logs")
     one, two, three = configs(common, 3)
     assert [each.broker_name for each in (one, two, three)] == ["broker-a", "broker-b", "broker-c"]
     assert [each.listen_port for each in (one, two, three)] == [10911, 10921, 10931]
-    assert (two.ha_listen_port, two.store_path_commit_log) == (17, "logs/broker-b")
+    assert two.store_path_commit_log == "logs/broker-b"
     assert two.store_path_root_dir == str(tmp_path / "broker-b")
     assert [each.listen_port for each in configs(BrokerConfig(listen_port=0), 2)] == [0, 0]
 

@@ -56,13 +56,13 @@ def test_a_usual_broker_conf(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     path = tmp_path / "broker.conf"
     path.write_text(
         "brokerClusterName = DefaultCluster\nbrokerName = broker-a\nbrokerId = 0\ndeleteWhen = 04\n"
-        "fileReservedTime = 48\nbrokerRole = SYNC_MASTER\nflushDiskType = SYNC_FLUSH\nbrokerIP1=10.1.2.3\n"
+        "fileReservedTime = 48\nbrokerRole = ASYNC_MASTER\nflushDiskType = SYNC_FLUSH\nbrokerIP1=10.1.2.3\n"
         "enableControllerMode=false\n"
     )
     config = broker_config.load(path)
     assert config.broker_name == "broker-a"
     assert config.file_reserved_time == 48
-    assert config.broker_role is BrokerRole.SYNC_MASTER
+    assert config.broker_role is BrokerRole.ASYNC_MASTER
     assert config.flush_disk_type is FlushDiskType.SYNC_FLUSH
     assert config.broker_ip1 == "10.1.2.3"
     assert not caplog.records
@@ -124,6 +124,85 @@ def test_a_key_that_is_served_in_another_way_is_explained(caplog: pytest.LogCapt
         broker_config.from_mapping({"enableConsumeQueueExt": "true"}, source="b.conf")
     assert "b.conf: enableConsumeQueueExt: the tags in consumequeue_ext are read" in caplog.text
     assert "ignores" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("deleteWhen=4", "4"),
+        ("deleteWhen=4;16", "4;16"),
+        ("deleteWhen=04;9;23;", "04;9;23;"),
+        ("diskMaxUsedSpaceRatio=99", 99),
+        ("diskMaxUsedSpaceRatio=120", 120),
+        ("diskSpaceWarningLevelRatio=-1", -1),
+        ("fileReservedTime=0", 0),
+        ("brokerPermission=4", 4),
+    ],
+)
+def test_what_apache_takes_is_taken(line: str, value: object, caplog: pytest.LogCaptureFixture) -> None:
+    config = broker_config.from_mapping(parse(line), source="b.conf")
+    (name,) = [field.name for field in msgspec.structs.fields(config) if field.encode_name == line.split("=")[0]]
+    assert getattr(config, name) == value
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("line", ["deleteWhen=24", "deleteWhen=;4", "deleteWhen=4,16", "brokerPermission=3"])
+def test_what_makes_no_sense_is_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match="is not allowed: expected"):
+        broker_config.from_mapping(parse(line), source="b.conf")
+
+
+@pytest.mark.parametrize(("given", "taken"), [(500, 10_000), (9_999, 10_000), (45_000, 45_000), (120_000, 60_000)])
+def test_the_period_of_registrations_is_bounded_as_apache_does(
+    given: int, taken: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = broker_config.from_mapping({"registerNameServerPeriod": str(given)}, source="b.conf")
+    assert config.register_name_server_period == taken
+    said = [f"b.conf: registerNameServerPeriod={given} is taken as {taken}, as Apache's broker does"]
+    assert caplog.messages == (said if given != taken else [])
+
+
+def test_a_promise_that_is_kept_by_half_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "b.conf"
+    path.write_text("brokerRole=SYNC_MASTER\nmaxMessageSize=33554432\n")
+    config = broker_config.load(path)
+    assert (config.broker_role, config.max_message_size) == (BrokerRole.SYNC_MASTER, 32 << 20)
+    assert "b.conf line 1: brokerRole=SYNC_MASTER promises a copy on a slave, and there is no replication yet" in (
+        caplog.text
+    )
+    assert "b.conf line 2: maxMessageSize=33554432 is more than a request can carry" in caplog.text
+
+
+def test_keys_of_articles_are_explained_and_no_others_proposed(caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        "storePathConsumeQueue=/x\nstorePathIndex=/x\nstoreCheckpoint=/x\nabortFile=/x\nmapedFileSizeCommitLog=1\n"
+        "mapedFileSizeConsumeQueue=1\ncheckTransactionMessageEnable=false\nfilterServerNums=1\n"
+    )
+    broker_config.from_mapping(parse(text), source="b.conf")
+    assert len(caplog.messages) == 8
+    assert "b.conf: storePathConsumeQueue: Apache's broker does not read this key: consume queues are in" in caplog.text
+    assert "did you mean" not in caplog.text
+    caplog.clear()
+    broker_config.from_mapping({"consumeQueueDir": "x", "brokerNam": "x"}, source="b.conf")
+    assert caplog.messages == [
+        "b.conf: unknown key consumeQueueDir",
+        "b.conf: unknown key brokerNam (did you mean brokerName?)",
+    ]
+
+
+def test_there_is_no_address_for_slaves_yet(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        broker_config.from_mapping({"haListenPort": "70000", "brokerIP2": "10.0.0.1"}, source="b.conf")
+    for key in ("haListenPort", "brokerIP2"):
+        assert f"b.conf: {key}: there is no replication yet" in caplog.text
+
+
+@pytest.mark.parametrize("keys", [broker_config.NO_EFFECT_KEYS, namesrv_config.NO_EFFECT_KEYS])
+def test_what_is_set_for_nothing_names_no_place_and_promises_nothing(keys: frozenset[str]) -> None:
+    assert keys
+    for key in keys:
+        assert not re.search(r"Path|Addr|Port$|IP\d|brokerName|brokerId|brokerCluster|TLS", key)
+    assert not keys & {"aclEnable", "authenticationEnabled", "enableDLegerCommitLog", "configStorePath", "rocketmqHome"}
 
 
 def test_servers_keep_their_files_where_apaches_do(monkeypatch: pytest.MonkeyPatch) -> None:

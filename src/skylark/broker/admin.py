@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from skylark.broker.clients import Clients
-from skylark.broker.config import UPDATABLE_KEYS, BrokerConfig
+from skylark.broker.config import NO_EFFECT_KEYS, UPDATABLE_KEYS, BrokerConfig, cautions, is_harmless
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.progress import Progress
@@ -22,7 +22,9 @@ from skylark.broker.stats import Rate, Stats, Totals
 from skylark.broker.timers import NO_TIMERS
 from skylark.broker.topics import SCHEDULE_TOPIC, Topics
 from skylark.config import properties
+from skylark.config.apache_keys import BROKER_KEYS
 from skylark.config.properties import ConfigError
+from skylark.config.without_effect import WithoutEffect, remark_on
 from skylark.net.connection import MAX_WAITING_REQUESTS, Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 VERSION_NAME: Final = "V5_5_0"
 """Of the version of Apache RocketMQ whose protocol this is; clients and tools know no other versions."""
+
+_MAX_SETTINGS_BYTES: Final = 64 << 10
 
 
 def handlers(
@@ -89,6 +93,7 @@ class Admin:
         self._delay_text = delay_text
         self._timer_info = timer_info
         self._config_version = DataVersion(timestamp_ms=clock())
+        self._without_effect = WithoutEffect(NO_EFFECT_KEYS)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -106,23 +111,32 @@ class Admin:
 
     def _get_config(self, request: Frame, connection: Connection) -> Frame:
         version = fastjson.dumps(self._config_version).decode()
-        return request.reply(fields={"version": version}, body=properties.render(self._config).encode())
+        settings = properties.render(self._config) + self._without_effect.render()
+        return request.reply(fields={"version": version}, body=settings.encode())
 
     def _update_config(self, request: Frame, connection: Connection) -> Frame:
         changed = self.update_config(_parse_settings(request.body))
         if changed:
             log.info("%r changes %s", connection, ", ".join(f"{key}={value}" for key, value in changed.items()))
-        return request.reply()
+        return request.reply(remark=remark_on([key for key in changed if key in NO_EFFECT_KEYS]))
 
     def update_config(self, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets what differs from now, and gives it. Raises RequestFailed, and then nothing has changed."""
         current = properties.parse(properties.render(self._config))
         wanted = {key: value.strip() for key, value in wanted.items() if current.get(key) != value.strip()}
-        code = ResponseCode.INVALID_PARAMETER if UPDATABLE_KEYS.issuperset(wanted) else ResponseCode.NO_PERMISSION
+        idle = {key: value for key, value in wanted.items() if key in NO_EFFECT_KEYS}
+        own = {key: value for key, value in wanted.items() if key not in idle}
+        code = ResponseCode.INVALID_PARAMETER if UPDATABLE_KEYS.issuperset(own) else ResponseCode.NO_PERMISSION
         try:
-            changed = properties.update(self._config, wanted, allowed=UPDATABLE_KEYS)
+            own = {key: value for key, value in own.items() if not is_harmless(key, value, source="update")}
+            self._without_effect.check(idle)
+            changed = properties.update(self._config, own, allowed=UPDATABLE_KEYS, known=BROKER_KEYS)
         except ConfigError as error:
             raise RequestFailed(code, str(error)) from error
+        for key, caution in cautions(self._config).items():
+            if key in changed:
+                log.warning("%s=%s %s", key, changed[key], caution)
+        changed |= self._without_effect.set(idle)
         if changed:
             self._config_version.next_version(self._clock())
             self._on_config_change(changed)
@@ -204,6 +218,8 @@ class Admin:
 
 
 def _parse_settings(body: bytes) -> dict[str, str]:
+    if len(body) > _MAX_SETTINGS_BYTES:
+        raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"settings have at most {_MAX_SETTINGS_BYTES} bytes")
     try:
         return properties.parse(body.decode())
     except (UnicodeDecodeError, ConfigError) as error:

@@ -182,7 +182,7 @@ class Broker:
         self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
         self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
         self._address = _join(config.broker_ip1, port)
-        ha_address = _join(config.broker_ip2 or config.broker_ip1, config.ha_listen_port or port + 1)
+        ha_address = ""  # there is no replication yet, and an address that nobody listens on leads slaves astray
         self._registration = Registration(config, self._topics, self._address, ha_address, self._static_topics)
         self._topics.on_change = self._registration.topics_changed
         self._filter_servers = FilterServers(config, steady_clock_ms, lambda: self._registration.topics_changed([]))

@@ -13,23 +13,25 @@ import logging
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, field
 
-from skylark.config import properties
+from skylark.config import properties, without_effect
 from skylark.config.apache_keys import BROKER_KEYS
 from skylark.config.places import at_home
 from skylark.config.properties import ConfigError
 from skylark.net.addresses import parse_name_servers
 from skylark.store import foreign
+from skylark.wire.frame import MAX_FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
 _INT_MAX = 2**31 - 1
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+Any32 = Annotated[int, Meta(ge=-_INT_MAX - 1, le=_INT_MAX)]
 Count = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Millis = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
@@ -73,12 +75,10 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     broker_id: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     broker_ip1: Host = field(default="", name="brokerIP1")
-    broker_ip2: Host = field(default="", name="brokerIP2")
     bind_address: Host = "0.0.0.0"
     listen_port: Port = 10911
-    ha_listen_port: Annotated[int, Meta(ge=0, le=65535, description="a port, or 0 for listenPort + 1")] = 0
     namesrv_addr: Addresses = ""
-    register_name_server_period: Annotated[int, Meta(ge=1000, le=60_000)] = 30_000
+    register_name_server_period: Any32 = 30_000
     register_broker_timeout_mills: Millis = 24_000
     force_register: bool = True
     compressed_register: bool = False
@@ -89,7 +89,9 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     trace_on: bool = True
 
     # Topics and groups
-    broker_permission: Annotated[int, Meta(ge=0, le=7, description="2 (write), 4 (read), 6 (both) or 0 (neither)")] = 6
+    broker_permission: Annotated[
+        int, Meta(ge=0, le=6, multiple_of=2, description="2 (write), 4 (read), 6 (both) or 0 (neither)")
+    ] = 6
     default_topic_queue_nums: Annotated[int, Meta(ge=1, le=10_000)] = 8
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -101,7 +103,7 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     msg_trace_topic_name: Word = "RMQ_SYS_TRACE_TOPIC"
 
     # Sending
-    max_message_size: Annotated[int, Meta(ge=1, le=16 << 20)] = 4 << 20
+    max_message_size: Count = 4 << 20
     message_delay_level: Annotated[
         str,
         Meta(pattern=r"^\d+[smhd](?: +\d+[smhd])*$", description="delays separated by blanks, such as 1s 5s 10m 2h"),
@@ -184,14 +186,14 @@ class BrokerConfig(msgspec.Struct, rename="camel", kw_only=True):
     delete_when: Annotated[
         str,
         Meta(
-            pattern=r"^(?:[01]\d|2[0-3])(?:;(?:[01]\d|2[0-3]))*$",
-            description="hours of the day from 00 to 23, several separated by a semicolon",
+            pattern=r"^(?:[01]?\d|2[0-3])(?:;(?:[01]?\d|2[0-3]))*;?$",
+            description="hours of the day from 0 to 23, several separated by a semicolon",
         ),
     ] = "04"
-    file_reserved_time: Count = 72
-    disk_max_used_space_ratio: Percent = 75
-    disk_space_clean_forcibly_ratio: Percent = 85
-    disk_space_warning_level_ratio: Percent = 90
+    file_reserved_time: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 72
+    disk_max_used_space_ratio: Any32 = 75
+    disk_space_clean_forcibly_ratio: Any32 = 85
+    disk_space_warning_level_ratio: Any32 = 90
     clean_file_forcibly_enable: bool = True
     message_index_enable: bool = True
     max_hash_slot_num: Count = 5_000_000
@@ -244,6 +246,9 @@ _HARMLESS_VALUES = {
     "transRocksDBEnable": "false",
     "useTLS": "false",
 }
+NO_EFFECT_KEYS = without_effect.harmless(BROKER_KEYS) - properties.keys(BrokerConfig) - _HARMLESS_VALUES.keys()
+"""Apache's keys that an operator may set while the broker runs, for nothing."""
+
 _MOVE_THE_LOG = (
     "stop Apache's broker, move the files of all directories into one, and set storePathCommitLog to that one"
 )
@@ -257,10 +262,25 @@ _ADVICE = {
     "transRocksDBEnable": "let Apache's broker end all transactions first",
 }
 _PATH_SEPARATOR = ","
+_NO_REPLICATION = "there is no replication yet, so nothing listens there and nothing is announced"
 # Apache's keys that make no difference here, for a reason that their owner should know.
 _SERVED_OTHERWISE = {
+    "brokerIP2": _NO_REPLICATION,
     "enableConsumeQueueExt": "the tags in consumequeue_ext are read; new entries have theirs in the queue itself, "
     "which Apache's broker reads as well",
+    "haListenPort": _NO_REPLICATION,
+}
+_UNREAD = "Apache's broker does not read this key"
+# Keys that broker.conf has in many an article, and that Apache's broker passes over.
+_OF_ARTICLES = {
+    "abortFile": f"{_UNREAD}: it is the file abort in storePathRootDir",
+    "checkTransactionMessageEnable": f"{_UNREAD} any more: transactions are checked, see transactionCheckInterval",
+    "filterServerNums": f"{_UNREAD} any more: start a filter server with skylark filtersrv",
+    "mapedFileSizeCommitLog": f"{_UNREAD} any more: it is mappedFileSizeCommitLog now",
+    "mapedFileSizeConsumeQueue": f"{_UNREAD} any more: it is mappedFileSizeConsumeQueue now, in bytes",
+    "storeCheckpoint": f"{_UNREAD}: it is the file checkpoint in storePathRootDir",
+    "storePathConsumeQueue": f"{_UNREAD}: consume queues are in consumequeue below storePathRootDir",
+    "storePathIndex": f"{_UNREAD}: index files are in index below storePathRootDir",
 }
 
 
@@ -271,20 +291,17 @@ def load(path: Path) -> BrokerConfig:
 
 def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
     """The settings in `mapping`; raises `ConfigError` for what cannot be, warns about what has no effect."""
-    for key, harmless in _HARMLESS_VALUES.items():
-        value = mapping.get(key, harmless)
-        if value.strip().lower() != harmless:
-            _refuse(key, value, source, harmless or "nothing")
+    effective = {key: value for key, value in mapping.items() if not is_harmless(key, value, source=source)}
     log_path = mapping.get(_LOG_PATH, "")
     if _PATH_SEPARATOR in log_path:
         raise ConfigError(
             f"{properties.place(source, log_path)}: {_LOG_PATH}={log_path.strip()!r} is several directories, which is "
             f"not supported yet: expected one; {_MOVE_THE_LOG}"
         )
-    for key in _SERVED_OTHERWISE.keys() & mapping.keys():
-        log.info("%s: %s: %s", properties.place(source, mapping[key]), key, _SERVED_OTHERWISE[key])
-    settled = _HARMLESS_VALUES.keys() | _SERVED_OTHERWISE.keys()
-    effective = {key: value for key, value in mapping.items() if key not in settled}
+    for level, notes in ((logging.INFO, _SERVED_OTHERWISE), (logging.WARNING, _OF_ARTICLES)):
+        for key in sorted(notes.keys() & mapping.keys()):
+            log.log(level, "%s: %s: %s", properties.place(source, mapping[key]), key, notes[key])
+            del effective[key]
     config = properties.bind(BrokerConfig, effective, source=source, ignored=BROKER_KEYS)
     if config.namesrv_addr:
         set_name_servers(config, effective[_NAME_SERVERS], source=source)
@@ -294,13 +311,43 @@ def from_mapping(mapping: Mapping[str, str], *, source: str) -> BrokerConfig:
         # Apache does the same: a master's id is 0, whatever the file says.
         log.warning("%s: brokerId=%d is taken as 0, the id of a master", source, config.broker_id)
         config.broker_id = 0
+    for key, caution in cautions(config).items():
+        text = effective[key]
+        log.warning("%s: %s=%s %s", properties.place(source, text), key, text.strip(), caution)
+    config.register_name_server_period = _period_ms(config)
     return config
 
 
-def _refuse(key: str, value: str, source: str, harmless: str) -> NoReturn:
+def cautions(config: BrokerConfig) -> dict[str, str]:
+    """What settings come to that can't be taken at their word, by key."""
+    found = {}
+    if config.broker_role is BrokerRole.SYNC_MASTER:
+        found["brokerRole"] = (
+            "promises a copy on a slave, and there is no replication yet: sends are acknowledged as with ASYNC_MASTER"
+        )
+    if config.max_message_size > MAX_FRAME_BYTES:
+        found["maxMessageSize"] = (
+            f"is more than a request can carry: it has at most {MAX_FRAME_BYTES} bytes, headers and properties included"
+        )
+    if config.register_name_server_period != _period_ms(config):
+        found["registerNameServerPeriod"] = f"is taken as {_period_ms(config)}, as Apache's broker does"
+    return found
+
+
+def _period_ms(config: BrokerConfig) -> int:
+    return max(10_000, min(config.register_name_server_period, 60_000))
+
+
+def is_harmless(key: str, value: str, *, source: str) -> bool:
+    """Whether this is the harmless value of a setting whose others promise what Skylark can't keep: `ConfigError`."""
+    harmless = _HARMLESS_VALUES.get(key)
+    if harmless is None or value.strip().lower() == harmless:
+        return harmless is not None
     advice = f"; {_ADVICE[key]}" if key in _ADVICE else ""
     where = properties.place(source, value)
-    raise ConfigError(f"{where}: {key}={value.strip()!r} is not supported yet: expected {harmless}{advice}")
+    raise ConfigError(
+        f"{where}: {key}={value.strip()!r} is not supported yet: expected {harmless or 'nothing'}{advice}"
+    )
 
 
 def set_name_servers(config: BrokerConfig, text: str, *, source: str) -> None:

@@ -78,7 +78,7 @@ def broker(
     if port is not None:
         effective.listen_port = port
     if advertise is not None:
-        effective.broker_ip1 = effective.broker_ip2 = advertise
+        effective.broker_ip1 = advertise
     if print_config:
         print(render(effective), end="")
         return

@@ -63,7 +63,6 @@ def _of_its_own(common: BrokerConfig, number: int) -> BrokerConfig:
         common,
         broker_name=name,
         listen_port=common.listen_port and common.listen_port + _PORT_STEP * number,
-        ha_listen_port=common.ha_listen_port and common.ha_listen_port + _PORT_STEP * number,
         store_path_root_dir=str(Path(common.store_path_root_dir) / name),
         store_path_commit_log=log and str(Path(log) / name),
     )
@@ -157,7 +156,8 @@ class BrokerProcess:
                 word, _, rest = line.decode().partition(" ")
                 if word == _CHANGED:
                     changes = msgspec.json.decode(rest, type=dict[str, str])
-                    properties.update(self._order.config, changes, allowed=changes)
+                    own = {key: changes[key] for key in changes.keys() & properties.keys(BrokerConfig)}
+                    properties.update(self._order.config, own, allowed=own)
         except ValueError as problem:  # also a line that is longer than any setting should be
             log.warning("%s changed a setting, and what takes its place may not have it: %s", self._name, problem)
             while await child.stdout.read(_MAX_LINE_BYTES):
