@@ -24,7 +24,7 @@ class FilterServers:
     """Addresses of filter servers, by their connections."""
 
     def __init__(self, config: BrokerConfig, clock: Callable[[], int], changed: Callable[[], None]) -> None:
-        """`clock` does not jump; `changed` is called when there is one more or one less."""
+        """`clock` does not jump; `changed` is called when one comes, goes or gets another address."""
         self._config = config
         self._clock = clock
         self._changed = changed
@@ -42,11 +42,11 @@ class FilterServers:
             split_address(address)
         except ValueError as e:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, str(e)) from None
-        is_new = connection not in self._servers
-        if is_new and len(self._servers) >= MAX_SERVERS:
+        known = self._servers.get(connection)
+        if known is None and len(self._servers) >= MAX_SERVERS:
             raise RequestFailed(ResponseCode.SYSTEM_BUSY, f"{MAX_SERVERS} filter servers are registered already")
         self._servers[connection] = (address, self._clock())
-        if is_new:
+        if known is None or known[0] != address:
             log.info("filter server %s comes", address)
             self._changed()
         return request.reply(fields={"brokerName": self._config.broker_name, "brokerId": str(self._config.broker_id)})
