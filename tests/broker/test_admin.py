@@ -174,11 +174,6 @@ def test_apaches_settings_without_effect_are_kept_and_that_is_said(broker: Small
     assert len(broker.changed) == 1
 
 
-def test_more_settings_than_there_can_be_are_not_read(broker: SmallBroker) -> None:
-    answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, b"fileReservedTime=48\n" * 4_000)
-    assert (answer.code, answer.remark) == (ResponseCode.INVALID_PARAMETER, "settings have at most 65536 bytes")
-
-
 def test_a_message_size_that_no_request_has_is_taken_with_a_warning(
     broker: SmallBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

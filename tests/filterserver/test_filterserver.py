@@ -340,7 +340,7 @@ def test_routes_name_the_filter_servers(tmp_path: Path) -> None:
             for address in (f"{HOST}:1", f"{HOST}:2"):  # one that moved leaves its old address
                 answer = await broker.ask(RequestCode.REGISTER_FILTER_SERVER, filterServerAddr=address)
                 assert answer.code == ResponseCode.SUCCESS
-                while await here.route_servers() != [address]:
+                while await here.route_servers() != [address]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             bad = await broker.ask(RequestCode.REGISTER_FILTER_SERVER, filterServerAddr="nowhere")
             assert bad.code == ResponseCode.INVALID_PARAMETER

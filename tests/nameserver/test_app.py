@@ -283,8 +283,8 @@ def test_a_few_compressed_bytes_are_not_millions_of_topics(asking: Callable[...,
 
     async def conversation(client: Client) -> None:
         for line, count, reason in (
-            (b"t 1 1 6", 1_000_000, "topics, of 100000 at most"),
-            (b"t" * 1_000, 20_000, "larger than 16777216"),
+            (b"t 1 1 6", 100_001, "topics, of 100000 at most"),
+            (b"t" * 1_000, 17_000, "larger than 16777216"),
         ):
             answer = await client.register(bomb(line, count), compressed="true")
             assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -299,7 +299,6 @@ def test_bodies_that_never_say_much_are_not_read_when_they_are_large(asking: Cal
         for code, fields in (
             (RequestCode.QUERY_DATA_VERSION, BROKER),
             (RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "t"}),
-            (RequestCode.UPDATE_NAMESRV_CONFIG, {}),
         ):
             answer = await client.ask(code, fields, large)
             assert answer.code == ResponseCode.SYSTEM_ERROR

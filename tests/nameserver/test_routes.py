@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -174,6 +175,23 @@ def test_a_connection_has_a_part_of_the_room(monkeypatch: pytest.MonkeyPatch) ->
         routes.register(third, body("t1", "t2"), object(), 0)
     routes.closed(ANOTHER)
     routes.register(third, body("t1", "t2"), object(), 0)
+
+
+@pytest.mark.parametrize(("letter", "count"), [("t", 1), ("t", 255), ("\u00e9", 100), ("\u4e2d", 100)])
+def test_what_topics_take_is_not_more_than_what_they_count_for(letter: str, count: int) -> None:
+    routes = Routes()
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            broker = msgspec.structs.replace(MASTER, name=f"n{number}", address=f"h:{number}")
+            names = [f"{letter * count}{number % 2}-{topic}" for topic in range(500)]
+            mapping = TopicQueueMappingInfo(topic=names[0], curr_id_map={each: each for each in range(1000, 1100)})
+            routes.register(broker, body(*names, topic_queue_mapping_info_map={names[0]: mapping}), CONNECTION, 0)
+        del names, mapping
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken <= routes._offers.size_bytes
 
 
 def test_brokers_are_counted_and_weighed(monkeypatch: pytest.MonkeyPatch) -> None:

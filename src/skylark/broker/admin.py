@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 VERSION_NAME: Final = "V5_5_0"
 """Of the version of Apache RocketMQ whose protocol this is; clients and tools know no other versions."""
 
-_MAX_SETTINGS_BYTES: Final = 64 << 10
-
 
 def handlers(
     config: BrokerConfig,
@@ -218,8 +216,6 @@ class Admin:
 
 
 def _parse_settings(body: bytes) -> dict[str, str]:
-    if len(body) > _MAX_SETTINGS_BYTES:
-        raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"settings have at most {_MAX_SETTINGS_BYTES} bytes")
     try:
         return properties.parse(body.decode())
     except (UnicodeDecodeError, ConfigError) as error:

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 _NO_ROUTE_HINT: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ZONE_NAME: Final = "__ZONE_NAME"
 _ZONE_MODE: Final = "__ZONE_MODE"
-_MOST_SETTINGS_BYTES: Final = 64 << 10
 # Apache's list of what must not be changed over the wire; here nothing may be that is not in UPDATABLE_KEYS.
 _NEVER_UPDATED: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 
@@ -165,8 +164,6 @@ class _Settings:
         return request.reply(body=encode_body(KVTable(table=table)))
 
     def update_config(self, request: Frame, connection: Connection) -> Frame:
-        if len(request.body) > _MOST_SETTINGS_BYTES:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"settings have at most {_MOST_SETTINGS_BYTES} bytes")
         try:
             changes = properties.parse(request.body.decode())
         except ValueError:
