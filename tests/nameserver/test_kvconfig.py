@@ -115,10 +115,10 @@ def test_namespaces_without_keys_do_not_fill_the_table(tmp_path: Path, monkeypat
 
     async def run() -> None:
         kv = loaded(tmp_path / "kvConfig.json")
-        for number in range(20):
+        for number in range(10):
             await kv.put(f"{number}", "a", "1")
             await kv.delete(f"{number}", "a")
-        assert kv.namespace("19") == {}
+        assert kv.namespace("9") == {}
         assert kv.namespace("0") is None
 
     asyncio.run(run())
