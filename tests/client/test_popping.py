@@ -107,7 +107,8 @@ WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 
 def test_an_inner_batch_is_unwrapped() -> None:
     body = encode_batch([(1, b"one", {"TAGS": "a"}), (2, b"two", {"TAGS": "b", "UNIQ_KEY": "u"})])
-    read = list(read_messages(record("t", 3, 40, body, WRAPPED, INNER_NUM="2") + record("t", 3, 42), "broker-a"))
+    read, is_whole = read_messages(record("t", 3, 40, body, WRAPPED, INNER_NUM="2") + record("t", 3, 42), "broker-a")
+    assert is_whole
     assert [reason for _, reason in read] == [None, None, None]
     one, two, plain = (message for message, _ in read)
     assert [(each.queue_offset, each.body, each.flag, each.tag) for each in (one, two)] == [
@@ -119,5 +120,6 @@ def test_an_inner_batch_is_unwrapped() -> None:
 
 
 def test_a_damaged_inner_batch_does_not_hide_the_others() -> None:
-    read = list(read_messages(record("t", 0, 1, b"\x00", WRAPPED) + record("t", 0, 2), "broker-a"))
+    read, is_whole = read_messages(record("t", 0, 1, b"\x00", WRAPPED) + record("t", 0, 2), "broker-a")
+    assert is_whole
     assert [(message.queue_offset, reason is None) for message, reason in read] == [(1, False), (2, True)]

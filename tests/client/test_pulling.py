@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from skylark.client.compression import MAX_INFLATED_BYTES
 from skylark.client.errors import BrokerError
 from skylark.client.message import Message
 from skylark.client.pulling import Buffer, Limits, PullStatus, read_answer
@@ -146,3 +148,13 @@ def test_damaged_messages_are_an_error_of_the_broker() -> None:
     damaged = record(3)[:-3]
     with pytest.raises(BrokerError, match="can't be read"):
         read_answer(answer(ResponseCode.SUCCESS, damaged, nextBeginOffset=4), QUEUE, ALL)
+
+
+def test_an_answer_is_read_only_as_far_as_its_bodies_fit_into_the_memory() -> None:
+    body = zlib.compress(bytes(MAX_INFLATED_BYTES // 2))
+    packed = b"".join(record(offset, body=body, sys_flag=SYS_COMPRESSED) for offset in range(10, 20))
+    pulled = read_answer(answer(ResponseCode.SUCCESS, packed, nextBeginOffset=20, offsetDelta=100), QUEUE, ALL)
+    assert [each.queue_offset for each in pulled.messages] == [110, 111, 112]
+    assert pulled.next_offset == 113
+    plain = b"".join(record(offset) for offset in range(10, 20))
+    assert read_answer(answer(ResponseCode.SUCCESS, plain, nextBeginOffset=20), QUEUE, ALL).next_offset == 20

@@ -11,6 +11,7 @@ the group's retry topic, by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Iterable
 from typing import Final
@@ -45,6 +46,8 @@ from skylark.wire.pop import (
     renewed,
 )
 from skylark.wire.typed import BadHeader, decode_header, encode_header
+
+log = logging.getLogger(__name__)
 
 ANY_QUEUE: Final = -1
 TIMEOUT_S: Final = 3.0
@@ -128,7 +131,10 @@ def read_popped(answer: Frame, queue: MessageQueue, subscription: Subscription, 
         header = decode_header(PopMessageResponse, answer)
         counts = parse_order_counts(header.order_count_info)
         popped = Popped([], [], [], header.rest_num)
-        for message, reason in read_messages(answer.body, broker):
+        read, is_whole = read_messages(answer.body, broker)
+        if not is_whole:
+            log.warning("%s: the bodies of a pop are too large together; some messages of it come again", topic)
+        for message, reason in read:
             _give_handle(message, header, counts)
             message.topic = topic  # that of a retry topic tells nobody anything
             if reason is not None:

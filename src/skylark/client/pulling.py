@@ -235,7 +235,10 @@ def read_answer(answer: Frame, queue: MessageQueue, subscription: Subscription, 
 
 def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscription: Subscription, offset: int) -> None:
     delta = int(answer.fields.get("offsetDelta", 0))
-    for message, reason in read_messages(answer.body, queue.broker_name):
+    read, is_whole = read_messages(answer.body, queue.broker_name)
+    if not is_whole:
+        pulled.next_offset = read[-1][0].queue_offset + delta + 1
+    for message, reason in read:
         message.queue_offset += delta
         message.queue_id = queue.queue_id  # a logical queue has another number where a broker keeps it
         # Where a batch is stored as one record, the answer begins with the batch that the offset lies in.
