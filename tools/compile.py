@@ -42,7 +42,7 @@ MODULES = [
     Path("skylark") / f"{name}.py"
     for name in (
         "wire/binary_header", "wire/frame", "wire/framing", "wire/lookup", "wire/message", "wire/records",
-        "wire/sending", "wire/typed", "net/connection",
+        "wire/sending", "wire/typed", "net/allowance", "net/connection",
         "store/appended", "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading",
         "store/store", "selectors/nodes", "selectors/values",
         "broker/arrivals", "broker/filters", "broker/polling", "broker/pull", "broker/put", "broker/send",

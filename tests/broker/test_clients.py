@@ -62,6 +62,9 @@ class FakeConnection:
         self.told.append(request)
         self.told_after_s.append(after_s)
 
+    async def writable(self) -> None:
+        """At once."""
+
     async def request(self, request: Frame, timeout_s: float) -> Frame:
         self.asked.append(request)
         if isinstance(self.answer, Exception):

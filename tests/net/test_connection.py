@@ -32,6 +32,12 @@ class FakeTransport:
         self.writes += 1
         self.wrote.set()
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None:
         self.reading = False
 

@@ -294,7 +294,7 @@ def test_only_silent_connections_are_swept() -> None:
             (connection,) = server.connections
             lively = await Peer.connect(port)
             await lively.ask(Frame(ECHO))
-            connection.last_received_s -= 1001.0
+            connection.last_frame_s -= 1001.0
             server._sweep()
             await silent.until_closed()
             await gone.wait()

@@ -64,7 +64,7 @@ from skylark.store import Store, StoreConfig, StoreError, foreign
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
 from skylark.wire.codes import NAME_SERVER_CODES, RequestCode, ResponseCode
-from skylark.wire.frame import Frame
+from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.records import encode_host
 
 log = logging.getLogger(__name__)
@@ -436,7 +436,7 @@ def _store_config(config: BrokerConfig, store_host: bytes) -> StoreConfig:
 
 def _apply_to_store(store_config: StoreConfig, config: BrokerConfig) -> None:
     """What may change while the broker runs."""
-    store_config.max_message_bytes = config.max_message_size
+    store_config.max_message_bytes = min(config.max_message_size, MAX_RECORDS_BYTES)  # a larger one could not leave
     store_config.file_reserved_hours = config.file_reserved_time
     store_config.delete_when = config.delete_when
     store_config.disk_max_used_ratio = config.disk_max_used_space_ratio

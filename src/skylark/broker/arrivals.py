@@ -114,6 +114,7 @@ class Arrivals:
                 waiter.wake(False)
 
     def _discard(self, key: tuple[str, int], waiter: Waiter) -> None:
+        waiter.wake(False)  # ends its timer, if it was cancelled
         waiters = self._waiters.get(key)
         if waiters is not None:
             waiters.discard(waiter)

@@ -18,7 +18,7 @@ import msgspec
 
 from skylark.broker.neighbours import Neighbours
 from skylark.broker.static_topics import StaticTopics
-from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.connection import Connection, Handler, RequestFailed, Suspended
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.mapping import END, MappingDetail, MappingItem, item_after, item_at
@@ -67,7 +67,8 @@ class _Asked(msgspec.Struct):
         return item
 
 
-Translate = Callable[[_Asked], Awaitable[Frame]]
+_Answer = Frame | Awaitable[Frame | None] | None
+Translate = Callable[[_Asked], _Answer]
 
 
 class LogicalQueues:
@@ -102,7 +103,7 @@ class LogicalQueues:
     def _before(self, handler: Handler, translate: Translate) -> Handler:
         mapped = self._topics.all()
 
-        def handle(request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None] | None:
+        def handle(request: Frame, connection: Connection) -> _Answer:
             if not mapped or request.fields.get("lo") == _PHYSICAL:
                 return handler(request, connection)
             is_short = request.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -139,7 +140,7 @@ class LogicalQueues:
 
     # Pulling.
 
-    async def _pull(self, asked: _Asked) -> Frame:
+    def _pull(self, asked: _Asked) -> _Answer:
         logical = asked.number_in("queueOffset")
         item = asked.at(logical)
         requested = item.to_physical(logical)
@@ -156,19 +157,16 @@ class LogicalQueues:
         else:
             sys_flag &= ~_COMMIT_OFFSET
         changes["sysFlag"] = str(sys_flag)
-        answer = await self._at(asked, item, changes)
-        if "nextBeginOffset" not in answer.fields:
-            return answer
-        place = _Place(
-            answer.code,
-            item,
-            *(_number(answer, name) for name in ("nextBeginOffset", "minOffset", "maxOffset")),
-        )
-        if answer.code != ResponseCode.SUCCESS:
-            place = _go_on(place, asked.items, requested)
-        answer.code = place.code
-        answer.fields |= place.fields(asked.leader)
-        return answer
+        if item.bname != self._topics.broker_name:
+            return self._pull_there(asked, item, changes, requested)
+        asked.request.fields = asked.request.fields | changes
+        answer = self._handlers[asked.request.code](asked.request, asked.connection)
+        if isinstance(answer, Suspended):
+            return _translated(answer, lambda found: _pulled(asked, item, requested, found))
+        return _pulled(asked, item, requested, answer) if isinstance(answer, Frame) else answer
+
+    async def _pull_there(self, asked: _Asked, item: MappingItem, changes: dict[str, str], requested: int) -> Frame:
+        return _pulled(asked, item, requested, await self._at(asked, item, changes))
 
     # Offsets of groups.
 
@@ -240,6 +238,30 @@ class LogicalQueues:
         if answer is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "the request has no answer")
         return answer
+
+
+def _translated(answer: Suspended, translate: Callable[[Frame], Frame]) -> Suspended:
+    def translated() -> _Answer:
+        made = answer.answer()
+        return translate(made) if isinstance(made, Frame) else made
+
+    return Suspended(answer.ready, translated)
+
+
+def _pulled(asked: _Asked, item: MappingItem, requested: int, answer: Frame) -> Frame:
+    """The answer to a pull from a queue, in terms of the logical queue."""
+    if "nextBeginOffset" not in answer.fields:
+        return answer
+    place = _Place(
+        answer.code,
+        item,
+        *(_number(answer, name) for name in ("nextBeginOffset", "minOffset", "maxOffset")),
+    )
+    if answer.code != ResponseCode.SUCCESS:
+        place = _go_on(place, asked.items, requested)
+    answer.code = place.code
+    answer.fields |= place.fields(asked.leader)
+    return answer
 
 
 def _moved(answer: Frame, to_logical: Callable[[int], int]) -> Frame:

@@ -18,10 +18,10 @@ from skylark.broker.polling import PopWaiters
 from skylark.broker.pop import pop_filter
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
-from skylark.net.connection import Connection, Handler
+from skylark.net.connection import Connection, Handler, Suspended
 from skylark.store import ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
+from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.pop import (
     Notification,
     NotificationResponse,
@@ -84,17 +84,20 @@ class Peeks:
         group = header.consumer_group
         places = [*self._places(header, topic), *self._retry_places(header)]
         records: list[bytes] = []
+        room_bytes = MAX_RECORDS_BYTES
         rest = 0
         for name, queue_id in places:
             offset = self._start(name, group, queue_id)
             rest += self._store.max_offset(name, queue_id) - offset
             room = header.max_msg_nums - len(records)
-            if room <= 0:
+            if room <= 0 or room_bytes <= 0:
                 continue
-            result = self._store.read(name, queue_id, offset, room)
+            result = self._store.read(name, queue_id, offset, room, room_bytes)
             if result.status in _GONE:
-                result = self._store.read(name, queue_id, result.next_offset, room)
-            records += result.records
+                result = self._store.read(name, queue_id, result.next_offset, room, room_bytes)
+            if not records or result.size_bytes <= room_bytes:  # a read gives one message, however large it is
+                records += result.records
+                room_bytes -= result.size_bytes
         fields = encode_header(PopMessageResponse(0, 0, 0, rest))
         if not records:
             return request.reply(ResponseCode.PULL_NOT_FOUND, ReadStatus.NO_MESSAGE_IN_QUEUE.name, fields)
@@ -102,37 +105,27 @@ class Peeks:
         self._stats.got(group, header.topic, len(records), len(body))
         return request.reply(ResponseCode.SUCCESS, ReadStatus.FOUND.name, fields, body)
 
-    def notification(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+    def notification(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None]:
         header = decode_header(Notification, request)
         topic = self._check(header, connection)
         wants = pop_filter(header.topic, header.exp, header.exp_type).wants if header.exp_type else None
+        expires_ms = (header.born_time or self._clock()) + header.poll_time
+        return self._tell_or_wait(request, header, topic, wants, expires_ms)
+
+    def _tell_or_wait(
+        self, request: Frame, header: Notification, topic: TopicConfig, wants: TagCodes | None, expires_ms: int
+    ) -> Frame | Awaitable[Frame | None]:
         now_ms = self._clock()
-        expires_ms = (header.born_time or now_ms) + header.poll_time
         if self._has_message(header, topic, wants, now_ms):
             return _told(request, has_message=True)
         waiter = self._suspend(header, wants, expires_ms, now_ms)
-        if isinstance(waiter, Waiter):
-            return self._wait(waiter, request, header, topic, wants, expires_ms)
-        return _told(request, has_message=False, is_full=waiter)
-
-    async def _wait(
-        self,
-        waiter: Waiter,
-        request: Frame,
-        header: Notification,
-        topic: TopicConfig,
-        wants: TagCodes | None,
-        expires_ms: int,
-    ) -> Frame:
-        while True:
-            await waiter.arrived
-            now_ms = self._clock()
-            if self._has_message(header, topic, wants, now_ms):
-                return _told(request, has_message=True)
-            again = self._suspend(header, wants, expires_ms, now_ms)
-            if not isinstance(again, Waiter):
-                return _told(request, has_message=False, is_full=again)
-            waiter = again
+        if not isinstance(waiter, Waiter):
+            return _told(request, has_message=False, is_full=waiter)
+        return Suspended(
+            waiter.arrived,
+            lambda: self._tell_or_wait(request, header, topic, wants, expires_ms),
+            lambda: self._waiters.wake(header.topic, header.consumer_group, header.queue_id),
+        )
 
     def _suspend(self, header: Notification, wants: TagCodes | None, expires_ms: int, now_ms: int) -> Waiter | bool:
         """Registers for the next arrival; else whether that is because too many wait."""

@@ -3,7 +3,7 @@
 A pop reads the queues from the group's offsets on, writes a check point for what it found in each queue (see
 `checkpoints.py`), moves the offsets behind it and answers; all that in one step, so no two pops get the same message.
 The group's retry topic is looked at first in a share of the pops, else last. One that found nothing waits for an
-arrival.
+arrival, and looks again when its client takes an answer: until then the messages are anybody's.
 
 A pop in order leaves the offset where it is and blocks the queue instead (`orders.py`).
 """
@@ -28,10 +28,10 @@ from skylark.broker.polling import PopWaiters
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.broker.topics import RETRY_PREFIX, Topics
-from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.connection import Connection, Handler, RequestFailed, Suspended
 from skylark.store import Appended, ReadResult, ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
+from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.message import PROPERTY_POP_CK, QUEUE_OFFSET_POSITION
 from skylark.wire.numbers import java_count
 from skylark.wire.pop import (
@@ -81,6 +81,7 @@ class _Found(msgspec.Struct):
     pop_time_ms: int
     revive_queue: int
     records: list[bytes] = []
+    size_bytes: int = 0
     start_offsets: list[str] = []
     offsets: list[str] = []
     order_counts: list[str] = []
@@ -119,34 +120,37 @@ class Pops:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.POP_MESSAGE: self.pop}
 
-    def pop(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+    def pop(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None]:
         header = decode_header(PopMessage, request)
         now_ms = self._clock()
         born_ms = header.born_time or now_ms
         if now_ms - born_ms - header.poll_time > _LATE_MS:
-            remark = f"the broker[{self._config.broker_ip1}] pop message is timeout too much"
-            return request.reply(ResponseCode.POLLING_TIMEOUT, remark, encode_header(PopMessageResponse(0, 0, 0, 0)))
-        asked = self._check(header, connection, born_ms + header.poll_time)
+            return self._late(request)
+        return self._take_or_wait(request, self._check(header, connection, born_ms + header.poll_time))
+
+    def _late(self, request: Frame) -> Frame:
+        remark = f"the broker[{self._config.broker_ip1}] pop message is timeout too much"
+        return request.reply(ResponseCode.POLLING_TIMEOUT, remark, encode_header(PopMessageResponse(0, 0, 0, 0)))
+
+    def _go_on(self, request: Frame, asked: _Asked) -> Frame | Awaitable[Frame | None]:
+        """After an arrival; the client, which has to take the answer first, may have given up meanwhile."""
+        if self._clock() - asked.expires_ms > _LATE_MS:
+            return self._late(request)
+        return self._take_or_wait(request, asked)
+
+    def _take_or_wait(self, request: Frame, asked: _Asked) -> Frame | Awaitable[Frame | None]:
+        header, now_ms = asked.header, self._clock()
         found = self._look(asked, now_ms)
         if found.records:
             return self._answer(request, asked, found)
         waiter = self._suspend(asked, found, now_ms)
-        if isinstance(waiter, Waiter):
-            return self._wait(waiter, request, asked)
-        return self._nothing(request, asked, found, waiter)
-
-    async def _wait(self, waiter: Waiter, request: Frame, asked: _Asked) -> Frame:
-        while True:
-            await waiter.arrived
-            now_ms = self._clock()
-            found = self._look(asked, now_ms)
-            if found.records:
-                reply = self._answer(request, asked, found)
-                return reply if isinstance(reply, Frame) else await reply
-            again = self._suspend(asked, found, now_ms)
-            if not isinstance(again, Waiter):
-                return self._nothing(request, asked, found, again)
-            waiter = again
+        if not isinstance(waiter, Waiter):
+            return self._nothing(request, asked, found, waiter)
+        return Suspended(
+            waiter.arrived,
+            lambda: self._go_on(request, asked),
+            lambda: self._waiters.wake(header.topic, header.consumer_group, header.queue_id),
+        )
 
     def _suspend(self, asked: _Asked, found: _Found, now_ms: int) -> Waiter | int:
         """Registers for the next arrival, or says with which code the pop ends."""
@@ -240,23 +244,27 @@ class Pops:
                 found.blocked_until_ms.append(until_ms)
                 return
         room = header.max_msg_nums - len(found.records)
-        if room <= 0:
+        room_bytes = MAX_RECORDS_BYTES - found.size_bytes
+        if room <= 0 or room_bytes <= 0:
             found.rest += self._store.max_offset(topic, queue_id) - offset
             return
-        result = self._read(asked, topic, queue_id, offset, room)
+        result = self._read(asked, topic, queue_id, offset, room, room_bytes)
         if result.status in _CORRECTS:
             offset = result.next_offset
             self._offsets.commit(group, topic, queue_id, offset, asked.peer)
-            result = self._read(asked, topic, queue_id, offset, room)
+            result = self._read(asked, topic, queue_id, offset, room, room_bytes)
+        if found.records and result.size_bytes > room_bytes:  # a read gives one message, however large it is
+            found.rest += result.max_offset - offset
+            return
         if result.records:
             self._take(asked, found, topic, queue_id, offset, result)
         elif result.status in _PASSES and result.next_offset >= 0:
             self._offsets.commit(group, topic, queue_id, result.next_offset, asked.peer)
         found.rest += max(0, result.max_offset - result.next_offset)
 
-    def _read(self, asked: _Asked, topic: str, queue_id: int, offset: int, room: int) -> ReadResult:
+    def _read(self, asked: _Asked, topic: str, queue_id: int, offset: int, room: int, room_bytes: int) -> ReadResult:
         wanted = asked.filter
-        return self._store.read(topic, queue_id, offset, room, wants=wanted.wants, accepts=wanted.accepts)
+        return self._store.read(topic, queue_id, offset, room, room_bytes, wants=wanted.wants, accepts=wanted.accepts)
 
     def _take(self, asked: _Asked, found: _Found, topic: str, queue_id: int, start: int, result: ReadResult) -> None:
         """The messages are this consumer's from here on."""
@@ -290,6 +298,7 @@ class Pops:
             found.records += result.records
         else:
             found.records += [self._as_origin(record, asked, found, start) for record in result.records]
+        found.size_bytes += result.size_bytes
         self._stats.got(group, topic, result.count, result.size_bytes)
 
     def _as_origin(self, record: bytes, asked: _Asked, found: _Found, start: int) -> bytes:

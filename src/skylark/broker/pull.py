@@ -2,11 +2,11 @@
 
 What a lookup finds decides the answer: FOUND sends the messages; nothing new suspends the request, if the client allows
 that, until a message that it wants arrives or its time is up; an offset outside the queue sends the one to go on from.
+The answer to a suspended request is made when its client takes it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable
 from typing import Final
@@ -20,12 +20,12 @@ from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import RETRY_PREFIX, Topics, suggest
-from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.connection import Connection, Handler, RequestFailed, Suspended
 from skylark.selectors import Selector
 from skylark.store import ReadResult, ReadStatus, Store
 from skylark.wire.bodies import BROADCASTING, Subscription
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import Frame
+from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.headers import PullMessage
 from skylark.wire.tables import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from skylark.wire.typed import decode_header
@@ -76,7 +76,7 @@ class Pulls:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
-    def pull(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+    def pull(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None]:
         header = decode_header(PullMessage, request)
         reply, wanted = self._answer(request, header, connection, commits=bool(header.sys_flag & _COMMIT_OFFSET))
         if reply.code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & _MAY_SUSPEND:
@@ -85,15 +85,9 @@ class Pulls:
             if not self._config.long_polling_enable:
                 timeout_ms = self._config.short_polling_time_mills
             waiter = self._arrivals.wait(header.topic, header.queue_id, wanted.wants, timeout_ms / 1000, wanted.accepts)
-            return self._wait(waiter.arrived, request, header, connection)
+            # From the start: an operator may have stopped the group or moved its offset meanwhile.
+            return Suspended(waiter.arrived, lambda: self._answer(request, header, connection, commits=False)[0])
         return reply
-
-    async def _wait(
-        self, arrived: asyncio.Future[bool], request: Frame, header: PullMessage, connection: Connection
-    ) -> Frame:
-        """Answers when it is time to, from the start: an operator may have stopped the group or moved its offset."""
-        await arrived
-        return self._answer(request, header, connection, commits=False)[0]
 
     def _answer(
         self, request: Frame, header: PullMessage, connection: Connection, *, commits: bool
@@ -124,6 +118,7 @@ class Pulls:
             header.queue_id,
             header.queue_offset,
             header.max_msg_nums,
+            MAX_RECORDS_BYTES,
             wants=wanted.wants,
             accepts=wanted.accepts,
         )

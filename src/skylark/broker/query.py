@@ -15,7 +15,7 @@ from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import MAX_FRAME_BYTES, Frame
+from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.headers import (
     GetEarliestMsgStoretime,
     GetMaxOffset,
@@ -31,7 +31,6 @@ from skylark.wire.typed import decode_header
 UNIQUE_KEY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 
 _TAG_INDEX: Final = "T"
-_MAX_BODY_BYTES: Final = MAX_FRAME_BYTES - 65_536
 _MAX_QUEUE_ENTRIES: Final = 4096
 
 
@@ -87,7 +86,7 @@ class Queries:
             return request.reply(
                 ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", fields
             )
-        return request.reply(fields=fields, body=join_within(result.slices, _MAX_BODY_BYTES))
+        return request.reply(fields=fields, body=join_within(result.slices, MAX_RECORDS_BYTES))
 
     def max_offset(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(GetMaxOffset, request)

@@ -1,12 +1,12 @@
 """Questions to a consumer that are asked through the broker: it passes them on over the client's own connection and
-passes the answer back.
+passes the answer back. A consumer that does not read what it was sent is asked when it does, or never.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from skylark.broker.clients import Clients, ConsumerGroup, Member
@@ -58,7 +58,7 @@ class _Relays:
 
     def running_info(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         header = decode_header(GetConsumerRunningInfo, request)
-        return self._call(request, header.consumer_group, header.client_id, request.fields, request.body)
+        return self._call(request, header.consumer_group, header.client_id, request.fields, lambda: request.body)
 
     def consume_directly(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         """Has a consumer consume one message now, whatever its progress, and tell how that went."""
@@ -70,8 +70,11 @@ class _Relays:
         group = self._groups.get(header.consumer_group)
         if group is not None:
             fields["groupSysFlag"] = str(group.group_sys_flag)
-        body = self._record(header.msg_id or "")
-        return self._call(request, header.consumer_group, header.client_id, fields, body)
+        message_id = header.msg_id or ""
+        self._record(message_id)  # there is none: then nobody is asked
+        return self._call(
+            request, header.consumer_group, header.client_id, fields, lambda: bytes(self._record(message_id))
+        )
 
     def status(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         header = decode_header(GetConsumerStatus, request)
@@ -87,7 +90,7 @@ class _Relays:
                 )
         return self._ask_members(request, header, group)
 
-    def _record(self, message_id: str) -> bytes:
+    def _record(self, message_id: str) -> memoryview:
         try:
             _, log_offset = parse_message_id(message_id)
         except ValueError as e:
@@ -95,10 +98,10 @@ class _Relays:
         record = self._store.record_at(log_offset)
         if record is None:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {log_offset}")
-        return bytes(record)
+        return record
 
     def _call(
-        self, request: Frame, group: str, client_id: str | None, fields: dict[str, str], body: bytes
+        self, request: Frame, group: str, client_id: str | None, fields: dict[str, str], body: Callable[[], bytes]
     ) -> Awaitable[Frame]:
         member = self._clients.member(group, client_id)
         if member is None:
@@ -109,11 +112,16 @@ class _Relays:
                 f"The Consumer <{client_id}> Version <{member.version}> too low to finish, please upgrade it to "
                 "V3_1_8_SNAPSHOT",
             )
-        return self._pass_on(request, Frame(request.code, dict(fields), body), group, member)
+        return self._pass_on(request, dict(fields), body, group, member)
 
-    async def _pass_on(self, request: Frame, question: Frame, group: str, member: Member) -> Frame:
+    async def _pass_on(
+        self, request: Frame, fields: dict[str, str], body: Callable[[], bytes], group: str, member: Member
+    ) -> Frame:
+        connection = member.connection
         try:
-            answer = await member.connection.request(question, _CALL_TIMEOUT_S)
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                await connection.writable()  # before the question is made: many of them may wait
+                answer = await connection.request(Frame(request.code, fields, body()), _CALL_TIMEOUT_S)
         except TimeoutError:
             raise RequestFailed(
                 ResponseCode.CONSUME_MSG_TIMEOUT,

@@ -7,7 +7,6 @@ could be stored does not change the answer, as in Apache's broker.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -117,8 +116,6 @@ class Replies:
         )
         question = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, encode_header(push), request.body)
         try:
-            async with asyncio.timeout(_PUSH_TIMEOUT_S):
-                await requester.writable()  # one that does not read must not fill the memory
             answer = await requester.request(question, _PUSH_TIMEOUT_S)
         except (ConnectionError, TimeoutError) as e:
             log.warning("the requester %s at %r: %s", client_id, requester, str(e) or "no answer in time")

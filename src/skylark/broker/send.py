@@ -51,6 +51,9 @@ from skylark.wire.records import BatchPart, decode_properties, encode_properties
 from skylark.wire.sending import SendRequest, acknowledgement, decode_send
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_TOPIC, TopicConfig
 
+MAX_BATCH_MESSAGES: Final = 1 << 16
+"""Their ids are in the header of the acknowledgement, which has 16 MB at most."""
+
 _WAIT: Final = property_key(PROPERTY_WAIT_STORE_OK)
 # A message that has one of these is not stored as it comes.
 _SPECIAL: Final = frozenset(
@@ -185,6 +188,11 @@ class Sends:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, f"the batch can't be read: {e}") from None
         if not parts:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
+        if len(parts) > MAX_BATCH_MESSAGES:
+            raise RequestFailed(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch holds {len(parts)} messages: the ids of {MAX_BATCH_MESSAGES} fit into an acknowledgement",
+            )
         if request.topic.startswith(DLQ_PREFIX):
             parts = [part_without_internal(part) for part in parts]
         if self._config.enable_topic_message_type_check:

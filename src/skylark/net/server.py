@@ -1,7 +1,7 @@
 """A listening socket, the connections it accepted and their staged end.
 
-Connections are capped, and those that were silent for `idle_s` are closed, as Apache's servers do: a client that lives
-sends a heartbeat every 30 s.
+Connections are capped, and those that were silent for `idle_s` are aborted, as Apache's servers do: a client that lives
+sends a heartbeat every 30 s. All connections of a host share its `Allowance` of memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 from typing import Final
 
 from skylark.net.addresses import unknown_host
+from skylark.net.allowance import Allowance
 from skylark.net.connection import Connection, Handler, Handlers
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
@@ -53,6 +55,12 @@ def refused(codes: Iterable[int], hint: str) -> dict[int, Handler]:
     return dict.fromkeys(codes, refuse)
 
 
+def _host(connection: Connection) -> bytes:
+    """What stands for the peer's host: its address, or the network that one host of IPv6 has for itself."""
+    packed = ip_address(connection.peer[0].partition("%")[0]).packed
+    return packed if len(packed) == 4 else packed[:8]
+
+
 class Server:
     """Serves a table of handlers on one port, or on several."""
 
@@ -72,6 +80,7 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
         self._say_again_s = 0.0
+        self._allowances: dict[bytes, Allowance] = {}
         self.connections: set[Connection] = set()
 
     async def start(self, bound: socket.socket) -> int:
@@ -120,12 +129,17 @@ class Server:
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
+        connection.allowance = self._allowances.setdefault(_host(connection), Allowance())
+        connection.allowance.join(connection)
         if len(self.connections) > self._max_connections:
             log.warning("closing %r: %d connections are open already", connection, self._max_connections)
             connection.abort()
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        connection.allowance.leave(connection)
+        if not connection.allowance.connections:
+            del self._allowances[_host(connection)]
         if self._on_closed is not None:
             self._on_closed(connection)
 
@@ -133,9 +147,9 @@ class Server:
         loop = asyncio.get_running_loop()
         silent_since = loop.time() - self._idle_s
         for connection in list(self.connections):
-            if connection.last_received_s < silent_since:
+            if connection.is_silent(silent_since):
                 log.info("closing %r: silent for %.0f s", connection, self._idle_s)
-                connection.close()
+                connection.abort()
         self._sweeper = loop.call_later(self._idle_s / 4, self._sweep)
 
     def _look_for_descriptors(self) -> None:

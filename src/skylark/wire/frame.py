@@ -14,6 +14,9 @@ import msgspec
 from skylark.wire import binary_header, json_header
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+MAX_RECORDS_BYTES: Final = MAX_FRAME_BYTES - 65_536
+"""What the messages of an answer may have, so that it fits into a frame."""
+
 PROTOCOL_VERSION: Final = 513
 """The ordinal of V5_5_0 in Apache's MQVersion: clients choose what they send by it."""
 
@@ -40,6 +43,7 @@ class Frame:
 
     __slots__ = (
         "_fields", "body", "code", "encoding", "flag", "language", "opaque", "raw_fields", "remark", "version",
+        "wire_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +70,7 @@ class Frame:
         self.language = language
         self.version = version
         self.encoding = encoding
+        self.wire_bytes = 0  # what it took on the wire, if it came from there
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Frame) and self._parts() == other._parts()

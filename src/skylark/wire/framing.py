@@ -32,6 +32,7 @@ _NUMBERED_LANGUAGES: Final = {b"%d" % code: msgspec.Raw(f'"{name}"'.encode()) fo
 _OTHER_LANGUAGE: Final = msgspec.Raw(b'"OTHER"')
 _JSON: Final = 0
 _BINARY: Final = 1
+_MAX_HEADER_BYTES: Final = 0xFFFFFF
 _JSON_ENCODING: Final = Encoding.JSON
 _BINARY_ENCODING: Final = Encoding.BINARY
 _Members = tuple[int, msgspec.Raw | msgspec.UnsetType, int, str, int, str | None, int]
@@ -42,14 +43,21 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
+class FrameTooLong(Exception):
+    """A frame that the lengths in front of its parts can't express."""
+
+
 def encode_frame(frame: Frame) -> bytes:
-    """The whole frame as it goes over the wire."""
+    """The whole frame as it goes over the wire. Raises FrameTooLong."""
     # The binary header has two bytes for the code; Apache's encoder cuts longer ones off, and no server knows the rest.
     is_binary = frame.encoding is _BINARY_ENCODING and -0x8000 <= frame.code <= 0x7FFF
     header = _encode_binary_header(frame) if is_binary else _encode_json_header(frame)
     size = len(header)
+    length = 4 + size + len(frame.body)
+    if size > _MAX_HEADER_BYTES or length > INT_MAX:
+        raise FrameTooLong(f"a header of {size} bytes, and {length} bytes in all")
     out = BytesWriter()
-    write_i32_be(out, i32(4 + size + len(frame.body)))
+    write_i32_be(out, i32(length))
     write_i32_be(out, i32(size + (_BINARY << 24 if is_binary else 0)))
     out.write(header)
     out.write(frame.body)
@@ -65,6 +73,15 @@ class FrameDecoder:
         self._max_bytes = max_bytes
         self._rest = bytearray()
         self._missing = 0  # bytes to wait for before another look can bring anything
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of the incomplete frame so far."""
+        return len(self._rest)
+
+    def clear(self) -> None:
+        """Forgets the incomplete frame."""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
         """Every frame that `data` completes. Raises BadFrame; the decoder is of no use after that."""
@@ -86,7 +103,9 @@ class FrameDecoder:
             if stop > end:
                 self._missing = stop - end
                 break
-            frames.append(_decode_frame(data, position + 4, stop))
+            frame = _decode_frame(data, position + 4, stop)
+            frame.wire_bytes = length
+            frames.append(frame)
             position = stop
         else:
             self._missing = 4 - (end - position)
