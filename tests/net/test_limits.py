@@ -14,7 +14,7 @@ import pytest
 from net.test_connection import FakeTransport
 from net.test_server import ECHO, HANDLERS, Peer, serving
 from skylark.net.allowance import GAUGE_BYTES, MAX_WAITING_OF_HOST, Allowance, Gauge
-from skylark.net.connection import MAX_PUSHED_BYTES, Connection, Handlers, RequestFailed, Suspended
+from skylark.net.connection import MAX_PUSHED_BYTES, MAX_WAITING_BYTES, Connection, Handlers, RequestFailed, Suspended
 from skylark.net.server import Server
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, Frame
@@ -167,6 +167,42 @@ class TestSuspended:
             (refusal,) = transport.frames()
             assert (refusal.opaque, refusal.code) == (2, ResponseCode.SYSTEM_BUSY)
             assert [each.cancelled() for each in event._waiting] == [False, True]
+
+        asyncio.run(run())
+
+    def test_as_many_wait_as_fit(self) -> None:
+        async def run() -> None:
+            event = Event(1)
+            connection, transport = served({WAIT: event.suspend})
+            body = bytes(MAX_WAITING_BYTES // 4)
+            connection.data_received(b"".join(encode_frame(Frame(WAIT, body=body, opaque=each)) for each in range(7)))
+            assert len(event._waiting) == 4
+            assert not transport.reading
+            event.come()
+            await turns()
+            assert len(transport.frames()) == 4
+            assert len(event._waiting) == 7
+            assert transport.reading
+            for future in event._waiting[4:]:
+                future.set_result(True)
+            await turns()
+            assert sorted(each.opaque for each in transport.frames()) == [*range(7)]
+            assert connection.held_bytes == 0
+
+        asyncio.run(run())
+
+    def test_answers_that_are_made_already_count(self) -> None:
+        async def run() -> None:
+            ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            connection, transport = served(
+                {WAIT: lambda request, _: Suspended(ready, request.reply, held_bytes=MAX_WAITING_BYTES)}
+            )
+            connection.data_received(encode_frame(Frame(WAIT)) * 2)
+            assert MAX_WAITING_BYTES <= connection.held_bytes < MAX_WAITING_BYTES + 1000
+            ready.set_result(True)
+            await turns()
+            assert len(transport.frames()) == 2
+            assert connection.held_bytes == 0
 
         asyncio.run(run())
 

@@ -167,14 +167,15 @@ class Pops:
 
     # The answer.
 
-    def _answer(self, request: Frame, asked: _Asked, found: _Found) -> Frame | Awaitable[Frame]:
+    def _answer(self, request: Frame, asked: _Asked, found: _Found) -> Frame | Awaitable[Frame | None]:
         header = asked.header
         if found.rest > 0:
             self._waiters.wake(header.topic, header.consumer_group, header.queue_id)
         fields = encode_header(self._header(asked, found))
         reply = request.reply(ResponseCode.SUCCESS, ReadStatus.FOUND.name, fields, b"".join(found.records))
         if self._put.is_synchronous and found.last is not None:
-            return self._put.when_flushed(found.last, reply)
+            flushed = self._put.when_flushed(found.last, reply)
+            return Suspended(flushed, flushed.result, held_bytes=len(reply.body))
         return reply
 
     def _nothing(self, request: Frame, asked: _Asked, found: _Found, code: int) -> Frame:

@@ -27,8 +27,8 @@ GAUGE_BYTES: Final = 16 << 20
 MAX_WAITING_OF_HOST: Final = 32_768
 """Requests that wait for an event, such as pulls for a message: one more is refused."""
 
-CLOSED_S: Final = 3.0
-LEAST_MOVED_BYTES: Final = 1 << 20
+CLOSED_S: Final = 2.0
+LEAST_MOVED_BYTES: Final = 256 << 10
 """What a host with a closed gauge has to take or to send within `CLOSED_S`."""
 
 

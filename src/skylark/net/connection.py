@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 16_384
 INTERNAL_ERROR: Final = "the request failed inside this server: its log tells why"
+MAX_WAITING_BYTES: Final = 8 << 20
+"""Of a connection's requests that wait, and of their answers if those were made before; then it is not read from."""
+
 MAX_PUSHED_BYTES: Final = 64 << 10
 """What a server sends by itself to a peer that does not read; more is dropped."""
 
@@ -67,19 +70,21 @@ class RequestFailed(Exception):
 class Suspended:
     """An answer that waits for an event: `answer` makes it once `ready` is done and the peer takes it.
 
-    Until then a peer that does not read costs nothing but the request. If it does not read when the event comes,
-    `pass_on` is called: somebody else may want to know of it.
+    Until then a peer that does not read costs nothing but the request, and `held_bytes` if the answer is made already.
+    If it does not read when the event comes, `pass_on` is called: somebody else may want to know of it.
     """
 
     def __init__(
         self,
-        ready: asyncio.Future[bool],
+        ready: asyncio.Future[Any],
         answer: Callable[[], Frame | Awaitable[Frame | None] | None],
         pass_on: Callable[[], object] | None = None,
+        held_bytes: int = 0,
     ) -> None:
         self.ready = ready
         self.answer = answer
         self.pass_on = pass_on
+        self.held_bytes = held_bytes
 
     def __await__(self) -> Generator[Any, None, Frame | None]:
         return self._wait().__await__()
@@ -255,7 +260,7 @@ class Connection(asyncio.Protocol):
             self._backlog_bytes = 0
             self._work(frames)
             self._count_unhandled()
-        if not self._is_stopped:
+        if self._takes_more:
             self._wake_writers()
         self.throttle()
 
@@ -285,7 +290,7 @@ class Connection(asyncio.Protocol):
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
         data = self._encode_request(request)
-        if self._is_stopped:
+        if not self._takes_more:
             self._pushed_bytes += len(data)
             if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.unread.is_open:
                 return
@@ -344,8 +349,13 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             await asyncio.wait(self._waiting)
 
+    @property
+    def _takes_more(self) -> bool:
+        """Whether anything can be written that nobody waits for."""
+        return self._dialled or (not self._write_blocked and self.allowance.unread.is_open)
+
     def _must_stop(self) -> bool:
-        return (self._write_blocked and not self._dialled) or not self.allowance.unread.is_open
+        return not self._takes_more or (self._waiting_bytes >= MAX_WAITING_BYTES and not self._dialled)
 
     def _work(self, frames: list[Frame]) -> None:
         """Handles frames until the peer does not read their answers any more; the rest waits for it."""
@@ -365,6 +375,9 @@ class Connection(asyncio.Protocol):
                     if self._write_blocked or not self.allowance.unread.is_open:
                         self._put_off(frames[done:])
                         return
+            elif self._is_stopped:
+                self._put_off(frames[done:])
+                break
         if out:
             self._write(out)
 
@@ -448,11 +461,11 @@ class Connection(asyncio.Protocol):
                 answer.ready.cancel()
                 busy = request.reply(ResponseCode.SYSTEM_BUSY, "too many requests of this host wait")
                 return self._encode(request, busy)
-            self._wait_for(answer.ready, request, partial(self._wake, request, answer))
+            self._wait_for(answer.ready, request.wire_bytes + answer.held_bytes, partial(self._wake, request, answer))
         else:
             later: asyncio.Future[Any] = asyncio.ensure_future(cast("Awaitable[Frame | None]", answer))
             self._busy_bytes += request.wire_bytes
-            self._wait_for(later, request, partial(self._finish, request))
+            self._wait_for(later, request.wire_bytes, partial(self._finish, request))
         return None
 
     def _encode(self, request: Frame, answer: Frame) -> bytes:
@@ -466,22 +479,25 @@ class Connection(asyncio.Protocol):
         return data
 
     def _wait_for(
-        self, later: asyncio.Future[Any], request: Frame, done: Callable[[asyncio.Future[Any]], None]
+        self, later: asyncio.Future[Any], size_bytes: int, done: Callable[[asyncio.Future[Any]], None]
     ) -> None:
         self._waiting.add(later)
         self.allowance.waiting += 1
-        self._waiting_bytes += request.wire_bytes
+        self._waiting_bytes += size_bytes
         self._count_unhandled()
         later.add_done_callback(done)
-        if len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS:
+        if len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS or self._waiting_bytes >= MAX_WAITING_BYTES:
             self.throttle()
 
-    def _stop_waiting(self, request: Frame) -> None:
+    def _stop_waiting(self, size_bytes: int) -> None:
         """A request is about to be answered."""
         self.allowance.waiting -= 1
-        self._waiting_bytes -= request.wire_bytes
+        was_full = self._waiting_bytes >= MAX_WAITING_BYTES
+        self._waiting_bytes -= size_bytes
         self._count_unhandled()
-        if len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS - 1:
+        if was_full and self._waiting_bytes < MAX_WAITING_BYTES:
+            self._loop.call_soon(self.go_on)
+        elif len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS - 1:
             self.throttle()
 
     def _finish(self, request: Frame, later: asyncio.Future[Frame | None]) -> None:
@@ -492,14 +508,14 @@ class Connection(asyncio.Protocol):
                 later.exception()  # looked at
             return
         self._busy_bytes -= request.wire_bytes
-        self._stop_waiting(request)
+        self._stop_waiting(request.wire_bytes)
         if later.cancelled():
             return
         error = later.exception()
         answer = later.result() if error is None else self._failure(request, error)
         if answer is not None and not request.flag & ONEWAY_FLAG:
             data = self._encode(request, answer)
-            if self._is_stopped and len(data) > _SMALL_BYTES:
+            if len(data) > _SMALL_BYTES and not self._takes_more:
                 data = self._encode(request, request.reply(ResponseCode.SYSTEM_BUSY, "what was written is not read"))
             self._write_soon(data)
 
@@ -509,7 +525,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if ready.cancelled():
-            self._stop_waiting(request)
+            self._stop_waiting(request.wire_bytes + suspended.held_bytes)
             return
         self._woken.append((request, suspended))
         self._answer_woken()
@@ -520,7 +536,7 @@ class Connection(asyncio.Protocol):
         """Makes answers as long as the peer takes them."""
         while self._woken and self.is_writable:
             request, suspended = self._woken.popleft()
-            self._stop_waiting(request)
+            self._stop_waiting(request.wire_bytes + suspended.held_bytes)
             try:
                 answer = suspended.answer()
             except Exception as e:
