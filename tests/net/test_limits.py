@@ -100,7 +100,7 @@ def served(handlers: Handlers) -> tuple[Connection, FakeTransport]:
 class TestSuspended:
     def test_answers_for_a_peer_that_does_not_read_are_not_made(self) -> None:
         async def run() -> None:
-            event, count = Event(MIB), 64
+            event, count = Event(MIB), 32
             event.expected = count
             async with serving({WAIT: event.suspend}) as (server, port):
                 peer = await small_peer(port)
@@ -120,7 +120,7 @@ class TestSuspended:
 
     def test_all_peers_of_a_host_share_a_bound_and_get_their_answers(self) -> None:
         async def run() -> None:
-            event, count = Event(4 * MIB), 24
+            event, count = Event(4 * MIB), 10
             event.expected = count
             async with serving({**HANDLERS, WAIT: event.suspend}) as (server, port):
                 peers = [await small_peer(port) for _ in range(count)]
@@ -135,6 +135,30 @@ class TestSuspended:
                 assert {len(each.body) for each in got} == {4 * MIB}
                 assert (await peers[0].ask(Frame(ECHO))).code == 0
                 for peer in peers:
+                    peer.close()
+
+        asyncio.run(run())
+
+    def test_requests_are_handled_while_late_answers_have_no_room(self) -> None:
+        async def run() -> None:
+            event, count = Event(4 * MIB), 12
+            event.expected = count
+            async with serving({**HANDLERS, WAIT: event.suspend}) as (server, port):
+                deaf = [await small_peer(port) for _ in range(count)]
+                for peer in deaf:
+                    peer.write(encode_frame(Frame(WAIT)))
+                await event.all_wait.wait()
+                event.come()
+                await turns()
+                (allowance,) = server._allowances.values()
+                assert (allowance.late.is_open, allowance.unread.is_open) == (False, True)
+                busy = await Peer.connect(port)
+                assert (await busy.ask(Frame(ECHO))).code == 0
+                made = event.made
+                while event.made == made:
+                    allowance.check()
+                    await turns()
+                for peer in (busy, *deaf):
                     peer.close()
 
         asyncio.run(run())
@@ -284,12 +308,31 @@ class TestUnfinishedFrames:
                 assert held_bytes(server) <= GAUGE_BYTES + 4 * MIB
                 (allowance,) = server._allowances.values()
                 while not allowance.unhandled.is_open:
-                    gone.clear()
                     allowance.check()
-                    await gone.wait()
+                    await turns()
+                await gone.wait()
                 honest = await Peer.connect(port)
                 assert (await honest.ask(Frame(ECHO))).code == 0
                 for peer in (*peers, honest):
+                    peer.close()
+
+        asyncio.run(run())
+
+    def test_of_those_who_come_later_are_bounded_too(self) -> None:
+        async def run() -> None:
+            async with serving() as (server, port):
+                first = await Peer.connect(port)
+                first.write(struct.pack(">I", MAX_FRAME_BYTES) + bytes(MAX_FRAME_BYTES - 1))
+                second = await Peer.connect(port)
+                second.write(struct.pack(">I", 4 * MIB) + bytes(MIB))
+                await until(lambda: any(not each.unhandled.is_open for each in server._allowances.values()))
+                others = [await Peer.connect(port) for _ in range(100)]
+                for peer in others:
+                    peer.write(struct.pack(">I", 4 * MIB) + bytes(MIB))
+                for _ in range(10):
+                    await turns()
+                assert held_bytes(server) <= 2 * GAUGE_BYTES + MIB
+                for peer in (first, second, *others):
                     peer.close()
 
         asyncio.run(run())

@@ -1,15 +1,17 @@
 """How much of a server's memory the connections of one remote host may hold, all of them together.
 
-Two gauges count it: `unread`, what was written and the peers have not taken, and `unhandled`, what they sent and is not
+Gauges count it: `unread`, what was written and the peers have not taken, and `unhandled`, what they sent and is not
 done with: unfinished frames, requests behind answers that nobody reads, requests that wait. A gauge that passes its
 limit closes, and opens again when half of it is free. Each may pass its limit by one frame, so that a host can hold
 64 MB at most.
 
-While `unread` is closed, no request of the host is handled and no waiting one is answered. While `unhandled` is closed,
-nothing more is read from the host, except from one connection at a time, which finishes its frame: without that, many
-unfinished frames would wait for each other for ever.
+While `unread` is closed, no request of the host is handled. Long before, `late` closes, which counts the same, and from
+then on no request that waited is answered, and nothing is sent that was not asked for: a host whose consumers are slow
+can go on to send. While `unhandled` is closed, nothing more is read from the host, except from one connection at a
+time, which finishes its frame: without that, many unfinished frames would wait for each other for ever.
 
-A host whose gauge stays closed although it could make room loses those of its connections that hold most.
+A host that has a closed gauge and makes no room for a while loses those of its connections that hold most; the more
+often, the shorter the while.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ GAUGE_BYTES: Final = 16 << 20
 MAX_WAITING_OF_HOST: Final = 32_768
 """Requests that wait for an event, such as pulls for a message: one more is refused."""
 
-CLOSED_S: Final = 2.0
-LEAST_MOVED_BYTES: Final = 256 << 10
-"""What a host with a closed gauge has to take or to send within `CLOSED_S`."""
+LEAST_MOVED_PER_S: Final = 128 << 10
+"""What a host with a closed gauge has to take or to send, in bytes."""
+
+_PATIENCE_S: Final = 4.0
+_LEAST_PATIENCE_S: Final = 0.125
+_FORGIVEN_S: Final = 60.0
 
 
 class Gauge:
@@ -39,6 +44,10 @@ class Gauge:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
         self.is_open = True
+
+    @property
+    def is_overfull(self) -> bool:
+        return self.held_bytes > 2 * self._limit_bytes
 
     def add(self, change_bytes: int) -> bool:
         """Whether the gauge opened or closed by that."""
@@ -52,33 +61,47 @@ class Allowance:
     """What one host holds, and its connections."""
 
     def __init__(self, limit_bytes: int = GAUGE_BYTES) -> None:
-        """`limit_bytes` is that of each gauge."""
+        """`limit_bytes` is that of `unread` and of `unhandled`."""
         self.unread = Gauge(limit_bytes)
+        self.late = Gauge(limit_bytes // 2)
         self.unhandled = Gauge(limit_bytes)
         self.waiting = 0
         self.connections: dict[Connection, None] = {}
         self.reader: Connection | None = None  # who may read though `unhandled` is closed
         self._check: asyncio.TimerHandle | None = None
+        self._patience_s = _PATIENCE_S
+        self._lost_s = 0.0  # when connections were closed last
         self._buffered_bytes = 0  # in all transports, when it was looked at last
         self._moved_bytes = 0  # since then: what left the gauges, and what the readers got
 
-    def count(self, gauge: Gauge, change_bytes: int) -> None:
+    def count_unread(self, change_bytes: int) -> None:
+        has_changed = self.unread.add(change_bytes)
+        if self.late.add(change_bytes) or has_changed:
+            self._changed(is_open=change_bytes < 0)
         if change_bytes < 0:
             self._moved_bytes -= change_bytes
-        if not gauge.add(change_bytes):
-            return
-        loop = asyncio.get_running_loop()
-        if gauge.is_open:
+
+    def count_unhandled(self, change_bytes: int) -> None:
+        if change_bytes < 0:
+            self._moved_bytes -= change_bytes
+        if self.unhandled.add(change_bytes):
             if self.unhandled.is_open:
                 self.reader = None
+            self._changed(is_open=self.unhandled.is_open)
+
+    def _changed(self, *, is_open: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if is_open:
             loop.call_soon(self._go_on)
-        else:
-            for connection in self.connections:
-                connection.throttle()
-            loop.call_soon(self._choose_reader)
-            if self._check is None:
-                self._buffered_bytes, self._moved_bytes = self._sum_buffered(), 0
-                self._check = loop.call_later(CLOSED_S, self.check)
+            return
+        for connection in self.connections:
+            connection.throttle()
+        loop.call_soon(self._choose_reader)
+        if self._check is None:
+            if loop.time() - self._lost_s > _FORGIVEN_S:
+                self._patience_s = _PATIENCE_S
+            self._buffered_bytes, self._moved_bytes = self._sum_buffered(), 0
+            self._check = loop.call_later(self._patience_s, self.check)
 
     def join(self, connection: Connection) -> None:
         self.connections[connection] = None
@@ -91,25 +114,32 @@ class Allowance:
             self.reader = None
             self._choose_reader()
 
-    def read_on(self, size_bytes: int, *, is_finished: bool) -> None:
-        """The reader got that many bytes, and perhaps the rest of its frame."""
-        self._moved_bytes += size_bytes
-        if is_finished:
-            reader, self.reader = self.reader, None
-            if reader is not None:
-                reader.throttle()
-            self._choose_reader()
+    def received(self, connection: Connection, size_bytes: int, *, is_finished: bool) -> None:
+        """A connection got that many bytes though `unhandled` is closed, and perhaps the rest of its frame."""
+        if connection is self.reader:
+            self._moved_bytes += size_bytes
+            if is_finished:
+                self.reader = None
+                connection.throttle()
+                self._choose_reader()
+        else:  # a new one: some event loops begin to read whatever they are told
+            connection.throttle()
+            if self.unhandled.is_overfull:
+                connection.abort()
 
     def check(self) -> None:
         """Closes connections of a host that makes no room. Called some time after a gauge closed, until it opens."""
-        self._check = None
-        if self.unread.is_open and self.unhandled.is_open:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        if self.late.is_open and self.unhandled.is_open:
             return
         buffered_bytes = self._sum_buffered()
-        if max(self._buffered_bytes - buffered_bytes, 0) + self._moved_bytes < LEAST_MOVED_BYTES:
+        moved_bytes = max(self._buffered_bytes - buffered_bytes, 0) + self._moved_bytes
+        if moved_bytes < LEAST_MOVED_PER_S * self._patience_s:
             self._make_room()
         self._buffered_bytes, self._moved_bytes = buffered_bytes, 0
-        self._check = asyncio.get_running_loop().call_later(CLOSED_S, self.check)
+        self._check = asyncio.get_running_loop().call_later(self._patience_s, self.check)
 
     def _make_room(self) -> None:
         """Aborts who may send the rest of its frame and does not, and who holds most, until half is free."""
@@ -130,6 +160,8 @@ class Allowance:
             )  # fmt: skip
         for connection in aborted:
             connection.abort()
+        self._lost_s = asyncio.get_running_loop().time()
+        self._patience_s = max(self._patience_s / 2, _LEAST_PATIENCE_S)
 
     def _go_on(self) -> None:
         """Room was made: the connections go on in turn, until there is none again."""

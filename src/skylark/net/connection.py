@@ -179,8 +179,8 @@ class Connection(asyncio.Protocol):
                 self._work(frames)
         if self._decoder.held_bytes or self._unhandled_bytes:
             self._count_unhandled()
-            if self.allowance.reader is self:
-                self.allowance.read_on(len(data), is_finished=bool(frames))
+            if not self.allowance.unhandled.is_open:
+                self.allowance.received(self, len(data), is_finished=bool(frames))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_writable(self) -> bool:
         """Whether the connection is open and its peer has read enough of what was written."""
-        return self.is_open and not self._write_blocked and self.allowance.unread.is_open
+        return self.is_open and not self._write_blocked and self.allowance.late.is_open
 
     @property
     def is_amid_frame(self) -> bool:
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
             self._backlog_bytes = 0
             self._work(frames)
             self._count_unhandled()
-        if self._takes_more:
+        if self._takes_late:
             self._wake_writers()
         self.throttle()
 
@@ -290,9 +290,9 @@ class Connection(asyncio.Protocol):
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
         data = self._encode_request(request)
-        if not self._takes_more:
+        if not self._takes_late:
             self._pushed_bytes += len(data)
-            if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.unread.is_open:
+            if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.late.is_open:
                 return
         self._write_soon(data)
 
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
         opaque = -1
         try:
             async with asyncio.timeout(timeout_s):
-                if self._write_blocked or not self.allowance.unread.is_open:
+                if self._write_blocked or not self.allowance.late.is_open:
                     await self.writable()
                 opaque = self.begin(request, settle)
                 return await future
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
 
     async def writable(self) -> None:
         """Returns when the peer has read enough of what was written, or the connection is closed."""
-        while (self._write_blocked or not self.allowance.unread.is_open) and self._transport is not None:
+        while (self._write_blocked or not self.allowance.late.is_open) and self._transport is not None:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(waiter)
             await waiter
@@ -350,12 +350,14 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(self._waiting)
 
     @property
-    def _takes_more(self) -> bool:
-        """Whether anything can be written that nobody waits for."""
-        return self._dialled or (not self._write_blocked and self.allowance.unread.is_open)
+    def _takes_late(self) -> bool:
+        """Whether what is not urgent can be written."""
+        return self._dialled or (not self._write_blocked and self.allowance.late.is_open)
 
     def _must_stop(self) -> bool:
-        return not self._takes_more or (self._waiting_bytes >= MAX_WAITING_BYTES and not self._dialled)
+        if self._dialled:
+            return False
+        return self._write_blocked or not self.allowance.unread.is_open or self._waiting_bytes >= MAX_WAITING_BYTES
 
     def _work(self, frames: list[Frame]) -> None:
         """Handles frames until the peer does not read their answers any more; the rest waits for it."""
@@ -515,7 +517,7 @@ class Connection(asyncio.Protocol):
         answer = later.result() if error is None else self._failure(request, error)
         if answer is not None and not request.flag & ONEWAY_FLAG:
             data = self._encode(request, answer)
-            if len(data) > _SMALL_BYTES and not self._takes_more:
+            if len(data) > _SMALL_BYTES and not self._takes_late:
                 data = self._encode(request, request.reply(ResponseCode.SYSTEM_BUSY, "what was written is not read"))
             self._write_soon(data)
 
@@ -560,7 +562,7 @@ class Connection(asyncio.Protocol):
         change_bytes = held_bytes - self._unhandled_bytes
         if change_bytes:
             self._unhandled_bytes = held_bytes
-            self.allowance.count(self.allowance.unhandled, change_bytes)
+            self.allowance.count_unhandled(change_bytes)
 
     def _count_unread(self) -> None:
         if self._dialled:
@@ -569,7 +571,7 @@ class Connection(asyncio.Protocol):
         change_bytes = held_bytes - self._unread_bytes
         if change_bytes:
             self._unread_bytes = held_bytes
-            self.allowance.count(self.allowance.unread, change_bytes)
+            self.allowance.count_unread(change_bytes)
 
     def _forget_all(self) -> None:
         """The peer is gone, and whatever was here because of it."""
