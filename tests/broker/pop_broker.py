@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,7 +130,9 @@ class PopBroker:
         static_topics = StaticTopics(self.root / "config", self.config.broker_name, self.clock)
         serve = handlers(self.topics, self.offsets, forget, published, static_topics)
         request = Frame(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
-        serve[request.code](request, cast(Connection, _Peer()))
+        answer = serve[request.code](request, cast(Connection, _Peer()))
+        assert isinstance(answer, Coroutine)
+        answer.close()  # it would only wait for the tables, which are written already
         self.topics.put(TopicConfig(TOPIC, read_queue_nums=1, write_queue_nums=1))
 
     def save(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -129,6 +129,8 @@ class Bench:
 
     def ask(self, code: RequestCode, fields: dict[str, str] | None = None, body: bytes = b"") -> Frame:
         answer = self.serve[code](Frame(code, fields or {}, body), FakeConnection("tool").as_connection)
+        if isinstance(answer, Coroutine):
+            answer = asyncio.run(answer)
         assert isinstance(answer, Frame)
         return answer
 

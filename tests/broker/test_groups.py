@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import cast
 
@@ -40,6 +42,8 @@ class Bench:
 
     def ask(self, code: RequestCode, fields: dict[str, str] | None = None, body: bytes = b"") -> Frame:
         answer = self.serve[code](Frame(code, fields or {}, body), PEER)
+        if isinstance(answer, Coroutine):
+            answer = asyncio.run(answer)
         assert isinstance(answer, Frame)
         return answer
 

@@ -64,7 +64,7 @@ def queue(number: int) -> MessageQueue:
 
 
 def test_a_full_table_makes_room_by_what_expired() -> None:
-    locks = Locks(max_locks=2)
+    locks = Locks(max_size_bytes=600)
     assert len(locks.lock_batch("g", "a", [queue(0), queue(1), queue(2)], now_ms=0)) == 2
     assert locks.lock_batch("h", "b", [queue(2)], now_ms=2_000) == set()
     assert locks.lock_batch("h", "b", [queue(2)], now_ms=MAX_LIVE_MS + 1) == {queue(2)}

@@ -66,6 +66,7 @@ from skylark.wire import fastjson
 from skylark.wire.codes import NAME_SERVER_CODES, RequestCode, ResponseCode
 from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.records import encode_host
+from skylark.wire.tables import TopicConfig
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ _STORING: Final = (
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK,
 )  # fmt: skip
+_OWN_PREFIXES: Final = (topics.RETRY_PREFIX, topics.DLQ_PREFIX)
 _ANY_ADDRESS: Final = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -110,6 +112,8 @@ class Broker:
             port = self.config.listen_port = bound.getsockname()[1]
             self.config.broker_ip1 = self.config.broker_ip1 or advertised_address(host, self.config.namesrv_addr)
             self._build(port)
+            for writer in self._table_writers:
+                writer.write_in_background()
             await self._server.start(bound)
             if vip is not None:
                 await listen_on_vip(self._server, vip)
@@ -143,6 +147,8 @@ class Broker:
         await self._server.stop()
         self._write_ops()
         self._store.flush()
+        for writer in self._table_writers:
+            writer.write_at_once()
         self._save_tables()
         self._store.close()
         self._timers.close()
@@ -167,7 +173,7 @@ class Broker:
         self._store = Store.open(_store_config(config, broker_host))
         if not self._store.was_clean:
             self._offsets.keep_within(self._store.max_offset)
-        self._tell_of_lost_topics()
+        self._find_lost_topics()
         self._arrivals = Arrivals(self._record_of)
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -179,6 +185,10 @@ class Broker:
         )  # fmt: skip
         self._store.listeners = (self._arrivals.notify, *self._popping.listeners)
         self._assignments = Assignments(config, self._topics, self._groups, self._clients, tables, steady_clock_ms)
+        self._table_writers = (
+            self._topics.table.writer, self._groups.table.writer, self._static_topics.writer, self._filters.writer,
+            self._assignments.writer,
+        )  # fmt: skip
         self._halves = Halves(self._store, self._put, self._offsets, config, broker_host)
         self._check_back = CheckBack(self._halves, self._store, self._put, self._topics, self._clients, config, clock())
         self._address = _join(config.broker_ip1, port)
@@ -196,10 +206,19 @@ class Broker:
             idle_s=config.server_channel_max_idle_time_seconds,
         )
 
-    def _tell_of_lost_topics(self) -> None:
-        """A table of topics that was lost, or an older one in its place, leaves queues that nobody can reach."""
-        names = {name for name, queue_id in self._store.queues() if self._store.max_offset(name, queue_id)}
-        lost = sorted(name for name in names if name not in self._topics and not is_internal(name))
+    def _find_lost_topics(self) -> None:
+        """A table of topics that was lost, or an older one in its place, leaves queues that nobody can reach.
+
+        Retry topics and dead letters are the broker's own to make. A crash may come before their table is written.
+        """
+        queues: dict[str, int] = {}
+        for name, queue_id in self._store.queues():
+            if name not in self._topics and not is_internal(name) and self._store.max_offset(name, queue_id):
+                queues[name] = max(queues.get(name, 0), queue_id + 1)
+        made = [TopicConfig(name, queues[name], queues[name]) for name in queues if name.startswith(_OWN_PREFIXES)]
+        if made:
+            self._topics.put(*made)
+        lost = sorted(name for name in queues if name not in self._topics)
         if lost:
             more = f" and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
             log.warning(
@@ -210,7 +229,7 @@ class Broker:
 
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put
-        queue_locks = Locks()
+        queue_locks = self._locks = Locks()
         self._clients.on_leave = queue_locks.release
         published = self._registration.published
         beginnings = Beginnings(store, self._clients)
@@ -313,6 +332,7 @@ class Broker:
             self._static_topics.save,
             self._groups.save,
             self._filters.save,
+            self._assignments.writer.save,
             self._save_delayed,
             self._timers.save,
         ):
@@ -349,6 +369,7 @@ class Broker:
         self._stats.tick(now_ms)
         self._clients.expire(now_ms)
         self._filters.clean(now_ms)
+        self._locks.expire(steady_clock_ms())
         self._filter_servers.expire()
         return _HOUSEKEEPING_INTERVAL_S
 

@@ -21,11 +21,14 @@ from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.name_servers import NameServers
+from skylark.broker.request_bodies import request_body
+from skylark.broker.table_writer import Rendered, TableWriter, not_written
 from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.broker.turns import ITEMS_PER_TURN, beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import Pool
-from skylark.store.tables import load, save
-from skylark.wire.bodies import BROADCASTING, MessageQueue, decode_body, encode_body
+from skylark.store.tables import load
+from skylark.wire.bodies import BROADCASTING, BadBody, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetRouteInfo
@@ -43,6 +46,7 @@ from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 
+MAX_MODES: Final = 100_000
 MAX_ROUTES: Final = 10_000
 MAX_KNOWN_QUEUES: Final = 16 * MAX_QUEUES
 _ROUTE_TIMEOUT_S: Final = 3.0
@@ -102,8 +106,10 @@ class Assignments:
         self._topics = topics
         self._groups = groups
         self._clients = clients
-        self._path = config_dir / "messageRequestMode.json"
-        self._modes = (load(self._path, _Modes) or _Modes()).message_request_mode_map
+        path = config_dir / "messageRequestMode.json"
+        self._modes = (load(path, _Modes) or _Modes()).message_request_mode_map
+        self._known_modes = sum(map(len, self._modes.values()))
+        self.writer = TableWriter(path, self._capture)
         self._steady_clock = steady_clock
         self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
         self._known_queues = 0
@@ -130,7 +136,7 @@ class Assignments:
         return SetMessageRequestMode(group, mode, share, topic)
 
     async def query(self, request: Frame, connection: Connection) -> Frame:
-        asked = decode_body(QueryAssignment, request.body)
+        asked = request_body(QueryAssignment, request.body)
         topic, group, client_id = _named(asked.topic), _named(asked.consumer_group), asked.client_id or ""
         mode = self.mode(topic, group)
         queues = await self._queues(topic)
@@ -142,8 +148,11 @@ class Assignments:
             if shared is None:
                 return request.reply(body=b"{}")
             queues = shared
-        assigned = [QueueAssignment(queue, mode.mode or PULL) for queue in queues]
-        return request.reply(body=encode_body(QueryAssignmentResponse(assigned)))
+        assigned = [QueueAssignment(queue, mode.mode or PULL) async for queue in steps(queues)]
+        body = QueryAssignmentResponse(assigned)
+        if len(assigned) <= ITEMS_PER_TURN:
+            return request.reply(body=encode_body(body))
+        return request.reply(body=await beside(lambda: encode_body(body)))
 
     def _share(
         self, asked: QueryAssignment, mode: SetMessageRequestMode, queues: list[MessageQueue], group: str, client: str
@@ -159,8 +168,8 @@ class Assignments:
             return allocate_for_pop(allocate, queues, members, client, mode.pop_share_queue_num)
         return allocate(queues, members, client)
 
-    def set_mode(self, request: Frame, _: Connection) -> Frame:
-        wanted = decode_body(SetMessageRequestMode, request.body)
+    async def set_mode(self, request: Frame, _: Connection) -> Frame:
+        wanted = request_body(SetMessageRequestMode, request.body)
         topic, group = _named(wanted.topic), _named(wanted.consumer_group)
         if topic.startswith(RETRY_PREFIX):
             raise RequestFailed(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -170,12 +179,26 @@ class Assignments:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         if self._groups.get(group) is None:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-        self._modes.setdefault(topic, {})[group] = wanted
-        save(self._path, _Modes(self._modes))
+        modes = self._modes.setdefault(topic, {})
+        if group not in modes:
+            if self._known_modes >= MAX_MODES:
+                raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"{MAX_MODES} modes are set: no more are taken")
+            self._known_modes += 1
+        modes[group] = wanted
+        self.writer.changed()
+        try:
+            await self.writer.written()
+        except Exception as e:
+            raise not_written(f"the mode of {group} and {topic} is set, but not after the next start", e) from e
         return request.reply()
 
-    def all_modes(self, request: Frame, _: Connection) -> Frame:
-        return request.reply(body=encode_body(_Modes(self._modes)))
+    async def all_modes(self, request: Frame, _: Connection) -> Frame:
+        rendered = self._capture()
+        return request.reply(body=await beside(lambda: encode_body(rendered())))
+
+    def _capture(self) -> Rendered:
+        modes = _Modes({topic: dict(by_group) for topic, by_group in self._modes.items()})
+        return lambda: modes
 
     # The queues of a topic.
 

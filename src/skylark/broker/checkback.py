@@ -161,8 +161,8 @@ class CheckBack:
         return self._ask(half, times + 1, now_ms)
 
     def _discard(self, half: StoredMessage, now_ms: int) -> bool:
-        topic = self._topics.create_for_send_back(TRANSACTION_CHECK_TOPIC, 1, PERM_READ | PERM_WRITE, 0)
-        appended = store_again(self._put, half, half.properties, topic.topic_name, now_ms)
+        self._topics.create_for_send_back(TRANSACTION_CHECK_TOPIC, 1, PERM_READ | PERM_WRITE, 0)
+        appended = store_again(self._put, half, half.properties, TRANSACTION_CHECK_TOPIC, now_ms)
         if appended is not None:
             log.error("nobody ended the transaction %s: it is moved to %s", half.unique_key, TRANSACTION_CHECK_TOPIC)
         return self._is_passed(half, appended)

@@ -10,16 +10,20 @@ or messages go missing. That they don't is logged, once until they do again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.former_members import FormerMembers
 from skylark.broker.groups import Groups
+from skylark.broker.request_bodies import request_body
 from skylark.broker.topics import RETRY_PREFIX, Topics
+from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.bodies import (
     BROADCASTING,
@@ -38,7 +42,6 @@ from skylark.wire.bodies import (
     ResetOffsetsForC,
     Subscription,
     SubscriptionAnswer,
-    decode_body,
     encode_body,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -58,6 +61,11 @@ from skylark.wire.typed import decode_header, encode_header
 log = logging.getLogger(__name__)
 
 MAX_GROUPS_PER_CONNECTION: Final = 10_000
+MAX_TOPICS_PER_GROUP: Final = 4_096
+MAX_CHARACTERS_PER_CONNECTION: Final = 4 << 20
+"""Of the subscriptions of its groups. Names and expressions are kept, and compared with those of other members."""
+MAX_CLIENT_ID_LENGTH: Final = 1_024
+_GROUPS_PER_TURN: Final = 64
 NEWCOMER_DELAY_S: Final = 1.0
 _MAX_PRODUCER_GROUP_LENGTH: Final = 255
 _LONG_PAUSE_MS: Final = 20_000  # between two searches for silent members, which come every 10 s
@@ -99,6 +107,10 @@ class _Roles(msgspec.Struct, eq=False):
     consumer_groups: set[str] = set()
     producer_groups: set[str] = set()
     producer_id: str | None = None
+    sizes: dict[str, int] = {}
+    """consumer group -> characters of what the connection's member said that it subscribes to"""
+    characters: int = 0
+    """Of all of them."""
 
 
 class Clients:
@@ -188,6 +200,7 @@ class Clients:
             return
         if consumer_group in roles.consumer_groups:
             roles.consumer_groups.discard(consumer_group)
+            roles.characters -= roles.sizes.pop(consumer_group, 0)
             member = self._remove_consumer(consumer_group, connection)
             # A client may be there on another connection still, or already again.
             if self.on_leave is not None and self.member(consumer_group, member.client_id) is None:
@@ -257,9 +270,14 @@ class Clients:
     # Consumers.
 
     def _consumer_beat(self, consumer: ConsumerData, beat: Heartbeat, member: Member) -> bool:
+        roles = self._roles.get(member.connection) or _Roles()
+        is_new = consumer.group_name not in roles.consumer_groups
+        size = _characters(consumer)
+        if (is_new and not _has_room(roles, member)) or not _has_room_for(consumer, size, roles, member):
+            return False
         config = self._groups.get(consumer.group_name)
         if config is None:
-            log.info("%r beats for group %s, which does not exist", member.connection, consumer.group_name)
+            log.info("%r beats for group %.255s, which does not exist", member.connection, consumer.group_name)
             return False
         is_ordered = any(
             (topic := self._topics.get(subscription.topic)) is not None and topic.order
@@ -272,11 +290,11 @@ class Clients:
             UNIT_SUBSCRIPTION if consumer.unit_mode else 0,
             None if beat.without_sub else is_ordered,
         )
-        roles = self._roles.setdefault(member.connection, _Roles())
-        if consumer.group_name not in roles.consumer_groups:
-            if not _has_room(roles, member):
-                return False
-            roles.consumer_groups.add(consumer.group_name)
+        self._roles[member.connection] = roles
+        roles.consumer_groups.add(consumer.group_name)
+        if not beat.without_sub:
+            roles.characters += size - roles.sizes.get(consumer.group_name, 0)
+            roles.sizes[consumer.group_name] = size
         group = self._consumers.get(consumer.group_name)
         if group is None:
             group = self._consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
@@ -431,6 +449,26 @@ def _has_room(roles: _Roles, member: Member) -> bool:
     return False
 
 
+def _has_room_for(consumer: ConsumerData, size: int, roles: _Roles, member: Member) -> bool:
+    """Whether the broker remembers what the member subscribes to."""
+    topics = len(consumer.subscription_data_set)
+    others = roles.characters - roles.sizes.get(consumer.group_name, 0)
+    if topics <= MAX_TOPICS_PER_GROUP and others + size <= MAX_CHARACTERS_PER_CONNECTION:
+        return True
+    log.warning(
+        "%r subscribes to %d topics for %.255s, or by too long expressions: that is not taken",
+        member.connection, topics, consumer.group_name,
+    )  # fmt: skip
+    return False
+
+
+def _characters(consumer: ConsumerData) -> int:
+    return sum(
+        len(each.topic) + len(each.sub_string or "") + sum(map(len, each.tags_set)) + 16 * len(each.code_set)
+        for each in consumer.subscription_data_set
+    )
+
+
 CheckExpression = Callable[[str, str], str | None]
 """Given an expression's type and text, what is wrong with it, or None."""
 
@@ -467,12 +505,31 @@ class _ClientRequests:
         self._clock = clock
         self._check_expression = check_expression
 
-    def heartbeat(self, request: Frame, connection: Connection) -> Frame:
-        beat = decode_body(Heartbeat, request.body)
-        must_send = self._clients.heartbeat(beat, connection, request.language, request.version, self._clock())
-        return request.reply(
-            fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if must_send else "false"}
-        )
+    def heartbeat(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        beat = request_body(Heartbeat, request.body)
+        groups = len(beat.consumer_data_set) + len(beat.producer_data_set)
+        if len(beat.client_id) > MAX_CLIENT_ID_LENGTH or groups > MAX_GROUPS_PER_CONNECTION:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR,
+                f"the client's id has {len(beat.client_id)} characters, and it is in {groups} groups: up to "
+                f"{MAX_CLIENT_ID_LENGTH} characters and {MAX_GROUPS_PER_CONNECTION} groups are taken",
+            )
+        if groups > _GROUPS_PER_TURN:
+            return self._long_heartbeat(request, beat, connection)
+        return _heard(request, self._clients.heartbeat(beat, connection, *_form(request), self._clock()))
+
+    async def _long_heartbeat(self, request: Frame, beat: Heartbeat, connection: Connection) -> Frame:
+        """Takes many groups in, some at a time."""
+        must_send = False
+        for at in range(0, max(len(beat.consumer_data_set), len(beat.producer_data_set)), _GROUPS_PER_TURN):
+            part = replace(
+                beat,
+                consumer_data_set=beat.consumer_data_set[at : at + _GROUPS_PER_TURN],
+                producer_data_set=beat.producer_data_set[at : at + _GROUPS_PER_TURN],
+            )
+            must_send |= self._clients.heartbeat(part, connection, *_form(request), self._clock())
+            await asyncio.sleep(0)
+        return _heard(request, must_send)
 
     def unregister(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(UnregisterClient, request)
@@ -481,7 +538,7 @@ class _ClientRequests:
         return request.reply()
 
     def check(self, request: Frame, _: Connection) -> Frame:
-        subscription = decode_body(CheckClient, request.body).subscription_data if request.body else None
+        subscription = request_body(CheckClient, request.body).subscription_data if request.body else None
         if subscription is None or subscription.is_by_tag:
             return request.reply()
         kind = subscription.expression_type or ""
@@ -523,27 +580,36 @@ class _ClientRequests:
         body = ProducerConnections(connection_set=[_connection_of(member) for member in members])
         return request.reply(body=encode_body(body))
 
-    def producer_table(self, request: Frame, _: Connection) -> Frame:
-        table = {
-            group: [
-                ProducerInfo(
-                    client_id=member.client_id,
-                    language=member.language,
-                    last_update_timestamp=member.seen_ms,
-                    remote_ip=f"/{member.connection!r}",
-                    version=member.version,
-                )
-                for member in members
-            ]
-            for group, members in self._clients.producer_groups()
-        }
-        return request.reply(body=encode_body(ProducerTable(data=table)))
+    async def producer_table(self, request: Frame, _: Connection) -> Frame:
+        table = ProducerTable(data={})
+        async for group, members in steps(list(self._clients.producer_groups())):
+            table.data[group] = [_info(member) for member in members]
+        return request.reply(body=await beside(lambda: encode_body(table)))
 
     def subscription(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(QuerySubscriptionByConsumer, request)
         subscription = self._clients.subscription(header.group, header.topic or "")
         answer = SubscriptionAnswer(group=header.group, subscription_data=subscription, topic=header.topic)
         return request.reply(body=encode_body(answer))
+
+
+def _form(request: Frame) -> tuple[str, int]:
+    """The language and the version of who asks."""
+    return request.language, request.version
+
+
+def _heard(request: Frame, must_send: bool) -> Frame:
+    return request.reply(fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if must_send else "false"})
+
+
+def _info(member: Member) -> ProducerInfo:
+    return ProducerInfo(
+        client_id=member.client_id,
+        language=member.language,
+        last_update_timestamp=member.seen_ms,
+        remote_ip=f"/{member.connection!r}",
+        version=member.version,
+    )
 
 
 def _connection_of(member: Member) -> ClientConnection:

@@ -17,17 +17,22 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filters import BadExpression, selector_of
-from skylark.selectors import Selector
-from skylark.store.tables import load, save
+from skylark.broker.table_writer import Rendered, TableWriter
+from skylark.selectors import MAX_LENGTH, Selector
+from skylark.store.tables import load
 from skylark.wire.bodies import Subscription
 from skylark.wire.numbers import Int, Long
 
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES: Final = 65_536
+MAX_EXPRESSION_BYTES: Final = 8 << 20
+"""Of all entries, with the names that they are under; a character may take four."""
+_CHECKED_CHARACTERS: Final = 8_192  # of expressions, per second: to understand one takes a microsecond for each
 _MASK: Final = 2**64 - 1
 
 
@@ -52,6 +57,10 @@ class FilterData(msgspec.Struct, rename="camel", kw_only=True):
     @property
     def is_dead(self) -> bool:
         return self.dead_time >= self.born_time
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.expression) + len(self.topic) + len(self.consumer_group)
 
 
 class _TopicFilters(msgspec.Struct, rename="camel"):
@@ -91,12 +100,18 @@ class FilterTable:
     """The expressions by group and topic."""
 
     def __init__(self, config_dir: Path, config: BrokerConfig, now_ms: int) -> None:
-        self._path = config_dir / "consumerFilter.json"
+        path = config_dir / "consumerFilter.json"
         self._config = config
+        self.writer = TableWriter(path, self._capture)
+        self._entries = 0
+        self._size_bytes = 0
         self._bloom = Bloom(config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter)
         self._groups: dict[str, dict[str, FilterData]] = {}
+        self._checked_ms = now_ms
+        self._unchecked = _CHECKED_CHARACTERS
+        self._swept_ms = now_ms
+        self._load(path, now_ms)
         self._unsaved = False
-        self._load(now_ms)
 
     def get(self, topic: str, group: str) -> FilterData | None:
         return self._groups.get(group, {}).get(topic)
@@ -130,36 +145,56 @@ class FilterTable:
         for group, by_topic in list(self._groups.items()):
             for topic, data in list(by_topic.items()):
                 if data.is_dead and now_ms - data.dead_time >= keep_ms:
-                    del by_topic[topic]
-                    self._unsaved = True
+                    self._drop(by_topic, topic)
             if not by_topic:
                 del self._groups[group]
 
     def save(self) -> None:
         """Writes the table if it changed since the last time. Raises OSError."""
-        if not self._unsaved:
-            return
-        table = _Table({})
-        for by_topic in self._groups.values():
-            for topic, data in by_topic.items():
-                data.dead = data.is_dead
-                filters = table.filter_data_by_topic.setdefault(topic, _TopicFilters({}, topic))
-                filters.group_filter_data[data.consumer_group] = data
-        save(self._path, table)
-        self._unsaved = False
+        if self._unsaved:
+            self._unsaved = False
+            self.writer.changed()
+        else:
+            self.writer.save()
 
-    def _load(self, now_ms: int) -> None:
-        table = load(self._path, _Table, expendable=True)  # consumers bring what is in it with each heartbeat
+    def _capture(self) -> Rendered:
+        entries = [replace(data, dead=data.is_dead) for group in self._groups.values() for data in group.values()]
+
+        def table() -> _Table:
+            by_topic: dict[str, _TopicFilters] = {}
+            for data in entries:
+                filters = by_topic.setdefault(data.topic, _TopicFilters({}, data.topic))
+                filters.group_filter_data[data.consumer_group] = data
+            return _Table(by_topic)
+
+        return table
+
+    def _load(self, path: Path, now_ms: int) -> None:
+        table = load(path, _Table, expendable=True)  # consumers bring what is in it with each heartbeat
         for topic, filters in table.filter_data_by_topic.items() if table is not None else ():
             for group, data in filters.group_filter_data.items():
                 if data.dead_time == 0:  # whoever it was for is not connected to this broker any more
                     data.dead_time = max(now_ms - 30_000, data.born_time)
                 if not self._bloom.made(data.bloom_filter_data):
                     data.bloom_filter_data = self._bloom.of(f"{group}#{topic}")
-                self._groups.setdefault(group, {})[topic] = data
+                data.topic, data.consumer_group = topic, group
+                self._keep(self._groups.setdefault(group, {}), data)
+
+    def _keep(self, by_topic: dict[str, FilterData], data: FilterData) -> None:
+        by_topic[data.topic] = data
+        self._entries += 1
+        self._size_bytes += data.size_bytes
+        self._unsaved = True
+
+    def _drop(self, by_topic: dict[str, FilterData], topic: str) -> None:
+        data = by_topic.pop(topic, None)
+        if data is not None:
+            self._entries -= 1
+            self._size_bytes -= data.size_bytes
+            self._unsaved = True
 
     def _register(self, group: str, subscription: Subscription, now_ms: int) -> None:
-        by_topic = self._groups.setdefault(group, {})
+        by_topic = self._groups.get(group, {})
         old = by_topic.get(subscription.topic)
         version = subscription.sub_version
         is_same = old is not None and (old.expression, old.expression_type) == (
@@ -174,8 +209,7 @@ class FilterTable:
                 old.dead_time = 0
                 self._unsaved = True
             return
-        by_topic.pop(subscription.topic, None)  # one that can't be understood is the client's to report
-        self._unsaved = True
+        self._drop(by_topic, subscription.topic)  # one that can't be understood is the client's to report
         data = FilterData(
             topic=subscription.topic,
             consumer_group=group,
@@ -185,20 +219,48 @@ class FilterTable:
             client_version=version,
             bloom_filter_data=self._bloom.of(f"{group}#{subscription.topic}"),
         )
+        if not self._may_be_understood(data, now_ms):
+            return
+        if not self._has_room(data, now_ms):
+            log.error("%d expressions are known: that of %s for %s is not taken", self._entries, group, data.topic)
+            return
+        self._keep(self._groups.setdefault(group, {}), data)
+
+    def _may_be_understood(self, data: FilterData, now_ms: int) -> bool:
+        """Whether it is worth keeping. Tells what is wrong with it, unless there are too many to look at: one that
+        can't be understood does no harm, for a pull finds that out too.
+        """
+        if now_ms - self._checked_ms >= 1_000 or now_ms < self._checked_ms:
+            self._checked_ms, self._unchecked = now_ms, _CHECKED_CHARACTERS
+        self._unchecked -= len(data.expression)
+        if self._unchecked < 0 and len(data.expression) <= MAX_LENGTH:
+            return True
         try:
             selector = _compiled(data)
         except BadExpression as e:
-            log.warning("%s wants %s by %r: %s", group, data.topic, data.expression, e)
-            return
+            log.warning("%s wants %s by %.200r: %s", data.consumer_group, data.topic, data.expression, e)
+            return False
         if selector.ignored:
             log.warning(
-                "%s wants %s by %r, of which %r does not count: as with Apache's broker, an expression ends where it "
-                "can't be understood any more", group, data.topic, data.expression, selector.ignored,
+                "%s wants %s by %.200r, of which %.200r does not count: as with Apache's broker, an expression ends "
+                "where it can't be understood any more",
+                data.consumer_group, data.topic, data.expression, selector.ignored,
             )  # fmt: skip
-        if sum(map(len, self._groups.values())) >= MAX_ENTRIES:
-            log.error("%d expressions are known: that of %s for %s is not taken", MAX_ENTRIES, group, data.topic)
-            return
-        by_topic[data.topic] = data
+        return True
+
+    def _has_room(self, data: FilterData, now_ms: int) -> bool:
+        """Whether one more may be kept; those whose groups are gone make room, looked for at most once a second."""
+        if self._fits(data) or 0 <= now_ms - self._swept_ms < 1_000:
+            return self._fits(data)
+        self._swept_ms = now_ms
+        for by_topic in self._groups.values():
+            for topic in [topic for topic, each in by_topic.items() if each.is_dead]:
+                self._drop(by_topic, topic)
+        self._groups = {group: by_topic for group, by_topic in self._groups.items() if by_topic}
+        return self._fits(data)
+
+    def _fits(self, data: FilterData) -> bool:
+        return self._entries < MAX_ENTRIES and self._size_bytes + data.size_bytes <= MAX_EXPRESSION_BYTES
 
     def _bury(self, group: str, entries: Iterable[FilterData], now_ms: int) -> None:
         for data in entries:

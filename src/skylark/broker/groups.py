@@ -1,14 +1,15 @@
 """The consumer groups of this broker: the table in subscriptionGroup.json, and the requests that change it.
 
-A group comes into being when somebody first asks for it, if the broker may create groups by itself. What is forbidden
-to a group of a topic is a set of bits; the one for reading is the only one that anybody sets.
+A group comes into being when somebody first asks for it, if the broker may create groups by itself: then it is there at
+once and on disk soon after. One that an operator asks for is there once it is on disk. What is forbidden to a group of
+a topic is a set of bits; the one for reading is the only one that anybody sets.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,14 @@ import msgspec
 from skylark.broker.attributes import GROUP_ATTRIBUTES, BadAttribute, alter
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import SYSTEM_GROUP_PREFIX, Offsets
+from skylark.broker.request_bodies import request_body
+from skylark.broker.table_writer import EntryTable, not_written
+from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store.tables import SubscriptionGroupTable, load, save
+from skylark.store.tables import SubscriptionGroupTable, load
 from skylark.wire.bodies import GroupConfigs, GroupForbidden, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import EncodedMap
 from skylark.wire.frame import Frame
 from skylark.wire.headers import (
     DeleteSubscriptionGroup,
@@ -34,11 +39,15 @@ from skylark.wire.typed import decode_header
 log = logging.getLogger(__name__)
 
 MAX_AUTO_CREATED_GROUPS: Final = 100_000
+MAX_GROUPS: Final = 2 * MAX_AUTO_CREATED_GROUPS
+MAX_FORBIDDEN: Final = 65_536
 _BUILTIN_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
 )  # fmt: skip
 _PAGE_GROUPS: Final = 2_000
+_SHOWN: Final = 20
+_MAX_TOPIC_LENGTH: Final = 255
 _MAX_NAME_LENGTH: Final = 120  # leaves room for the prefixes of the group's own topics
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 
@@ -58,17 +67,17 @@ class Groups:
     """The table of consumer groups."""
 
     def __init__(self, config_dir: Path, config: BrokerConfig, clock: Callable[[], int]) -> None:
-        self._path = config_dir / "subscriptionGroup.json"
+        path = config_dir / "subscriptionGroup.json"
         self._config = config
-        self._clock = clock
-        self._unsaved = False
-        stored = load(self._path, SubscriptionGroupTable) or SubscriptionGroupTable(
+        stored = load(path, SubscriptionGroupTable) or SubscriptionGroupTable(
             data_version=DataVersion(timestamp_ms=clock())
         )
         builtin = {name: SubscriptionGroupConfig(group_name=name) for name in _BUILTIN_GROUPS}
         self._groups = builtin | {name: _limited(group) for name, group in stored.subscription_group_table.items()}
         self._forbidden = stored.forbidden_table
+        self._forbidden_pairs = sum(map(len, self._forbidden.values()))
         self.data_version = stored.data_version
+        self.table = EntryTable(path, "group", self._groups, stored.data_version, clock, self._rendered)
 
     def __contains__(self, name: object) -> bool:
         return name in self._groups
@@ -89,19 +98,22 @@ class Groups:
 
     def put(self, *groups: SubscriptionGroupConfig) -> None:
         """Adds or replaces groups as one change."""
-        for group in groups:
-            is_new = group.group_name not in self._groups
-            self._groups[group.group_name] = group
-            log.info("%s group %s", "created" if is_new else "changed", group)
-        self._changed()
+        self.table.put({group.group_name: group for group in groups})
+
+    async def create(self, *groups: SubscriptionGroupConfig) -> None:
+        """Adds or replaces groups as one change, once it is on disk. Raises RequestFailed: then nothing has changed."""
+        try:
+            await self.table.create({group.group_name: group for group in groups})
+        except Exception as e:
+            what = groups[0].group_name if len(groups) == 1 else f"{len(groups)} groups"
+            raise not_written(f"{what} can't be created or changed", e) from e
 
     def delete(self, name: str) -> SubscriptionGroupConfig | None:
-        group = self._groups.pop(name, None)
-        was_forbidden = self._forbidden.pop(name, None) is not None
-        if group is not None or was_forbidden:
-            log.info("deleted group %s", name)
-            self._changed()
-        return group
+        forbidden = self._forbidden.pop(name, None)
+        if forbidden is not None:
+            self._forbidden_pairs -= len(forbidden)
+            self.table.changed()
+        return self.table.delete(name)
 
     def is_forbidden(self, group: str, topic: str) -> bool:
         """Whether an operator has forbidden the group to read the topic."""
@@ -113,6 +125,7 @@ class Groups:
             return
         topics = self._forbidden.setdefault(group, {})
         bits = topics.get(topic, 0) ^ PERM_READ
+        self._forbidden_pairs += (bits != 0) - (topic in topics)
         if bits:
             topics[topic] = bits
         else:
@@ -120,37 +133,48 @@ class Groups:
         if not topics:
             del self._forbidden[group]
         log.info("group %s may %sread topic %s", group, "not " if forbidden else "", topic)
-        self._changed()
+        self.table.changed()
 
-    def page(self, version: DataVersion | None, start: int, count: int) -> SubscriptionGroupTable:
-        """The groups from the `start`-th by name on; from the first if the table changed since `version`."""
+    @property
+    def may_forbid_more(self) -> bool:
+        return self._forbidden_pairs < MAX_FORBIDDEN
+
+    def page(
+        self, version: DataVersion | None, start: int, count: int
+    ) -> tuple[dict[str, SubscriptionGroupConfig], dict[str, dict[str, int]]]:
+        """The groups from the `start`-th by name on, from the first if the table changed since `version`; and what is
+        forbidden to them.
+        """
         if version != self.data_version:
             start = 0
         names = sorted(self._groups)[start : start + count]
-        forbidden = {name: self._forbidden[name] for name in names if name in self._forbidden}
-        return SubscriptionGroupTable(self.data_version, forbidden, {name: self._groups[name] for name in names})
-
-    def table(self) -> SubscriptionGroupTable:
-        return SubscriptionGroupTable(self.data_version, self._forbidden, self._groups)
+        forbidden = {name: dict(self._forbidden[name]) for name in names if name in self._forbidden}
+        return {name: self._groups[name] for name in names}, forbidden
 
     def save(self) -> None:
-        """Writes the table if it holds what the disk does not. Raises OSError."""
-        if self._unsaved:
-            save(self._path, self.table())
-            self._unsaved = False
+        """Writes the table now if it holds what the disk does not. Raises OSError."""
+        self.table.writer.save()
 
     def _may_create(self, name: str) -> bool:
         if not (self._config.auto_create_subscription_group or name.startswith(SYSTEM_GROUP_PREFIX)):
             return False
-        return validate_group(name) is None and len(self._groups) < MAX_AUTO_CREATED_GROUPS
+        return validate_group(name) is None and len(self.table) < MAX_AUTO_CREATED_GROUPS
 
-    def _changed(self) -> None:
-        self.data_version.next_version(self._clock())
-        self._unsaved = True
-        try:
-            self.save()
-        except OSError as e:
-            log.error("groups can't be saved, and are tried again: %s", e)
+    def forbidden(self) -> dict[str, dict[str, int]]:
+        """A copy of all that is forbidden: group -> topic -> bits."""
+        return {group: dict(topics) for group, topics in self._forbidden.items()}
+
+    def _rendered(self) -> Callable[[DataVersion, EncodedMap], WrittenGroups]:
+        forbidden = self.forbidden()
+        return lambda version, groups: WrittenGroups(version, forbidden, groups)
+
+
+class WrittenGroups(msgspec.Struct, rename="camel"):
+    """A `SubscriptionGroupTable` on its way to the disk or to a client."""
+
+    data_version: DataVersion
+    forbidden_table: dict[str, dict[str, int]]
+    subscription_group_table: EncodedMap
 
 
 def _limited(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
@@ -178,24 +202,36 @@ class _GroupRequests:
         self._groups = groups
         self._offsets = offsets
 
-    def update(self, request: Frame, connection: Connection) -> Frame:
-        if request.body:
-            self._put([decode_body(SubscriptionGroupConfig, request.body)], connection)
-        return request.reply()
+    def update(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
+        if not request.body:
+            return request.reply()
+        return self._put(request, [request_body(SubscriptionGroupConfig, request.body)], connection)
 
-    def update_list(self, request: Frame, connection: Connection) -> Frame:
-        self._put(decode_body(GroupConfigs, request.body).group_config_list, connection)
-        return request.reply()
+    def update_list(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
+        return self._put(request, request_body(GroupConfigs, request.body).group_config_list, connection)
 
-    def get_all(self, request: Frame, _: Connection) -> Frame:
+    def get_all(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         if request.fields:
             header = decode_header(GetAllSubscriptionGroup, request)
             known = decode_body(DataVersion, header.data_version.encode()) if header.data_version else None
             count = min(_PAGE_GROUPS, header.max_group_num or _PAGE_GROUPS)
-            table = self._groups.page(known, max(0, header.group_seq), max(0, count))
+            table, forbidden = self._groups.page(known, max(0, header.group_seq), max(0, count))
         else:  # clients before 5.3 know no pages
-            table = self._groups.table()
-        return request.reply(fields={"totalGroupNum": str(len(self._groups))}, body=encode_body(table))
+            table = {group.group_name: group for group in self._groups.all()}
+            forbidden = self._groups.forbidden()
+        return self._tell_all(request, table, msgspec.structs.replace(self._groups.data_version), forbidden)
+
+    async def _tell_all(
+        self,
+        request: Frame,
+        table: dict[str, SubscriptionGroupConfig],
+        version: DataVersion,
+        forbidden: dict[str, dict[str, int]],
+    ) -> Frame:
+        fields = {"totalGroupNum": str(len(self._groups))}
+        encoded = self._groups.table.encoded
+        body = await beside(lambda: encode_body(WrittenGroups(version, forbidden, encoded(table))))
+        return request.reply(fields=fields, body=body)
 
     def get(self, request: Frame, _: Connection) -> Frame:
         group = self._groups.get(decode_header(GetSubscriptionGroupConfig, request).group)
@@ -203,35 +239,68 @@ class _GroupRequests:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return request.reply(body=encode_body(group))
 
-    def delete(self, request: Frame, connection: Connection) -> Frame:
+    async def delete(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(DeleteSubscriptionGroup, request)
         log.info("%r deletes group %s", connection, header.group_name)
         self._groups.delete(header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
+        await self._written(f"{header.group_name} is deleted, but comes back with the next start")
         return request.reply()
 
-    def forbid(self, request: Frame, _: Connection) -> Frame:
+    async def forbid(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(UpdateGroupForbidden, request)
         if header.readable is not None:
+            self._check_names(header)
             self._groups.forbid(header.group, header.topic, not header.readable)
+            await self._written(f"what {header.group} may read is changed, but not after the next start")
         readable = not self._groups.is_forbidden(header.group, header.topic)
         answer = GroupForbidden(group=header.group, readable=readable, topic=header.topic)
         return request.reply(remark="", body=encode_body(answer))
 
-    def _put(self, groups: list[SubscriptionGroupConfig], connection: Connection) -> None:
-        log.info("%r creates or changes groups %s", connection, [group.group_name for group in groups])
-        for group in groups:
-            remark = validate_group(group.group_name)
-            if remark is None and group.retry_queue_nums > MAX_QUEUES:
-                remark = (
-                    f"The group[{group.group_name}] asks for {group.retry_queue_nums} retry queues: retryQueueNums "
-                    f"goes up to {MAX_QUEUES}"
-                )
-            if remark is not None:
-                raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
-        if groups:
-            self._groups.put(*[self._with_attributes(group) for group in groups])
+    async def _written(self, otherwise: str) -> None:
+        try:
+            await self._groups.table.writer.written()
+        except Exception as e:
+            raise not_written(otherwise, e) from e
+
+    def _check_names(self, header: UpdateGroupForbidden) -> None:
+        remark = validate_group(header.group)
+        if remark is None and len(header.topic) > _MAX_TOPIC_LENGTH:
+            remark = f"The specified topic has {len(header.topic)} characters, and names have {_MAX_TOPIC_LENGTH}"
+        if remark is None and not header.readable and not self._groups.may_forbid_more:
+            remark = f"{MAX_FORBIDDEN} pairs of group and topic are forbidden: allow some before you forbid others"
+        if remark is not None:
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
+
+    async def _put(self, request: Frame, groups: list[SubscriptionGroupConfig], connection: Connection) -> Frame:
+        names = [group.group_name for group in groups[:_SHOWN]]
+        log.info("%r creates or changes %d groups: %s", connection, len(groups), ", ".join(names))
+        altered = []
+        async for group in steps(groups):
+            self._check(group)
+            altered.append(self._with_attributes(group))
+        new = sum(group.group_name not in self._groups for group in groups)
+        if new and len(self._groups.table) + new > MAX_GROUPS:
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"there are {len(self._groups)} groups, and this broker takes {MAX_GROUPS}: delete some before you "
+                f"create others",
+            )
+        if altered:
+            await self._groups.create(*altered)
+        return request.reply()
+
+    @staticmethod
+    def _check(group: SubscriptionGroupConfig) -> None:
+        remark = validate_group(group.group_name)
+        if remark is None and group.retry_queue_nums > MAX_QUEUES:
+            remark = (
+                f"The group[{group.group_name}] asks for {group.retry_queue_nums} retry queues: retryQueueNums "
+                f"goes up to {MAX_QUEUES}"
+            )
+        if remark is not None:
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
 
     def _with_attributes(self, group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         """The group with the attributes that its changes lead to."""

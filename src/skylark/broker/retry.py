@@ -106,6 +106,10 @@ class Retries:
         topic = self._topics.create_for_send_back(
             name, _DLQ_QUEUES if is_too_long else group.retry_queue_nums, PERM_READ | PERM_WRITE, sys_flag
         )
+        if topic is None:
+            raise RequestFailed(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"{name} can't be created: the broker has too many topics"
+            )
         if not topic.perm & PERM_WRITE:
             raise RequestFailed(
                 ResponseCode.NO_PERMISSION, f"the topic[{topic.topic_name}] sending message is forbidden"

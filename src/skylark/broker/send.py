@@ -113,9 +113,18 @@ class Sends:
             if not scan.is_special and scan.unique_end:
                 self._check(request, topic, connection)
                 return self._send_plain(frame, request, _message(frame, request, topic, connection), scan)
+        if topic is None:
+            return self._send_first(self._new_topic(request), frame, request, connection)
         topics = len(self._topics)
         answer = self._send(frame, request, connection)
         return answer if len(self._topics) == topics else self._when_published(answer)
+
+    async def _send_first(
+        self, topic: TopicConfig, frame: Frame, request: SendRequest, connection: Connection
+    ) -> Frame:
+        """Stores a message of a topic that is not there yet, once it is: on disk, so that no crash parts the two."""
+        await self._topics.create(topic)
+        return await self._when_published(self._send(frame, request, connection))
 
     async def _when_published(self, answer: Frame | Awaitable[Frame]) -> Frame:
         """The first message of a new topic is acknowledged when consumers can find the topic."""
@@ -217,7 +226,10 @@ class Sends:
 
     def check(self, request: SendRequest, connection: Connection) -> TopicConfig:
         """The topic to write to, created if that is allowed. Raises RequestFailed."""
-        topic = self._find_topic(request.topic) or self._create(request)
+        topic = self._find_topic(request.topic)
+        if topic is None:
+            topic = self._new_topic(request)
+            self._topics.put(topic)
         self._check(request, topic, connection)
         return topic
 
@@ -235,7 +247,8 @@ class Sends:
                 f"{topic.write_queue_nums} write and {topic.read_queue_nums} read queues. Producer: {connection!r}",
             )
 
-    def _create(self, request: SendRequest) -> TopicConfig:
+    def _new_topic(self, request: SendRequest) -> TopicConfig:
+        """What a topic that is not there is to be like. Raises RequestFailed if it may not be created."""
         name = request.topic
         remark = validate_topic(name)
         if remark is not None:
@@ -244,9 +257,9 @@ class Sends:
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         is_retry = name.startswith(RETRY_PREFIX)
         sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if request.unit_mode else 0
-        topic = self._topics.create_for_send(name, request.default_topic, request.default_topic_queue_nums, sys_flag)
-        if topic is None and is_retry:
-            topic = self._topics.create_for_send_back(name, 1, PERM_READ | PERM_WRITE, sys_flag)
+        topic = self._topics.inherited(name, request.default_topic, request.default_topic_queue_nums, sys_flag)
+        if topic is None and is_retry and self._topics.has_room_for_senders:
+            topic = TopicConfig(name, 1, 1, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag)
         if topic is None:
             raise RequestFailed(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{suggest()}"

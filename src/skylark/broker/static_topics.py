@@ -11,7 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from skylark.store.tables import load, save
+from msgspec.structs import replace
+
+from skylark.broker.table_writer import Rendered, TableWriter
+from skylark.store.tables import load
 from skylark.wire.mapping import MappingDetail, MappingItem, MappingTable
 from skylark.wire.tables import MAX_QUEUES
 
@@ -26,11 +29,11 @@ class StaticTopics:
     """topic -> what this broker knows of its logical queues."""
 
     def __init__(self, config_dir: Path, broker_name: str, clock: Callable[[], int]) -> None:
-        self._path = config_dir / "topicQueueMapping.json"
+        path = config_dir / "topicQueueMapping.json"
         self._clock = clock
         self.broker_name = broker_name
-        self.table = load(self._path, MappingTable) or MappingTable()
-        self._unsaved = False
+        self.table = load(path, MappingTable) or MappingTable()
+        self.writer = TableWriter(path, self._capture)
         self.on_change: Callable[[str], None] | None = None
         """Called with a topic whose logical queues may have moved."""
 
@@ -73,18 +76,16 @@ class StaticTopics:
             self._changed()
 
     def save(self) -> None:
-        """Writes the table if it holds what the disk does not. Raises OSError."""
-        if self._unsaved:
-            save(self._path, self.table)
-            self._unsaved = False
+        """Writes the table now if it holds what the disk does not. Raises OSError."""
+        self.writer.save()
 
     def _changed(self) -> None:
         self.table.data_version.next_version(self._clock())
-        self._unsaved = True
-        try:
-            self.save()
-        except OSError as e:
-            log.error("static topics can't be saved, and are tried again: %s", e)
+        self.writer.changed()
+
+    def _capture(self) -> Rendered:
+        table = MappingTable(replace(self.table.data_version), dict(self.all()))
+        return lambda: table
 
 
 def check_items(items: Sequence[MappingItem]) -> None:

@@ -1,7 +1,9 @@
 """The topics of this broker: the table in topics.json, the rules for names, and the requests that change it.
 
-A change is on disk before it is answered, for a message must not outlive the topic that it was sent to. If the disk
-refuses, the change holds in memory and `save` tries again. `on_change` learns of every change, so that name servers do.
+A topic that somebody asks for, or sends to first, is there once it is on disk (`create`): a message must not outlive
+the topic that it was sent to. If the disk refuses, there is no such topic, and the answer says why. What a broker makes
+by itself (`put`) is there at once and on disk soon after; retry and dead-letter topics that a crash took are made anew
+from their messages. `on_change` learns of every change, so that name servers do.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from skylark.broker.attributes import (
 )
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
+from skylark.broker.request_bodies import request_body
 from skylark.broker.static_topics import BadMapping, StaticTopics
+from skylark.broker.table_writer import EntryTable, not_written
+from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store.tables import TopicTable, load, save
+from skylark.store.tables import TopicTable, load
 from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import EncodedMap
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic, DeleteTopic, GetAllTopicConfig, GetTopicConfig
 from skylark.wire.mapping import MappedTopicConfig, MappingDetail
@@ -70,7 +76,10 @@ FORBIDDEN_SEND_TOPICS: Final = frozenset(
 """Topics that only the broker itself writes to."""
 
 MAX_AUTO_CREATED_TOPICS: Final = 100_000
+MAX_TOPICS: Final = 2 * MAX_AUTO_CREATED_TOPICS
+"""However they come into being: what consumers need finds room when senders have none left."""
 _PAGE_TOPICS: Final = 2_000
+_MAX_MAPPING_BYTES: Final = 1 << 20  # of a static topic's queues, some 150 bytes each
 _MAX_NAME_LENGTH: Final = 127
 MAX_RETRY_NAME_LENGTH: Final = 255
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
@@ -135,14 +144,15 @@ class Topics:
     """The table of topics."""
 
     def __init__(self, config_dir: Path, config: BrokerConfig, clock: Callable[[], int]) -> None:
-        self._path = config_dir / "topics.json"
+        path = config_dir / "topics.json"
         self._config = config
-        self._clock = clock
-        self._unsaved = False
         builtin = {topic.topic_name: topic for topic in _builtin_topics(config)}
         self.system_topics = _SYSTEM_TOPICS | builtin.keys()
-        stored = load(self._path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
+        stored = load(path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
         self._topics = builtin | {name: _limited(topic) for name, topic in stored.topic_config_table.items()}
+        self.table = EntryTable(
+            path, "topic", self._topics, stored.data_version, clock, lambda: _WrittenTopics, self._changed
+        )
         self.get = self._topics.get
         self.data_version = stored.data_version
         self.on_change: Callable[[list[TopicConfig]], None] | None = None
@@ -169,18 +179,29 @@ class Topics:
     ) -> TopicConfig | None:
         """The topic, created after the pattern of the default topic if that may be inherited from; else None."""
         topic = self._topics.get(name)
-        if topic is not None:
-            return topic
+        if topic is None:
+            topic = self.inherited(name, default_topic, client_queue_nums, topic_sys_flag)
+            if topic is not None:
+                self.put(topic)
+        return topic
+
+    def inherited(
+        self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int
+    ) -> TopicConfig | None:
+        """What a new topic is like, by the default topic if that may be inherited from; else None."""
         pattern = self._topics.get(default_topic)
         if pattern is None:
             log.warning("topic %s is not created: there is no default topic %s", name, default_topic)
             return None
         may_inherit = default_topic != AUTO_CREATE_TOPIC or self._config.auto_create_topic_enable
-        if not (may_inherit and pattern.perm & PERM_INHERIT) or len(self._topics) >= MAX_AUTO_CREATED_TOPICS:
+        if not (may_inherit and pattern.perm & PERM_INHERIT):
             log.warning("topic %s is not created: %s can't be inherited from", name, default_topic)
             return None
+        if not self.has_room_for_senders:
+            log.warning("topic %s is not created: there are %d topics", name, len(self.table))
+            return None
         queues = max(0, min(client_queue_nums, pattern.write_queue_nums))
-        topic = TopicConfig(
+        return TopicConfig(
             topic_name=name,
             read_queue_nums=queues,
             write_queue_nums=queues,
@@ -188,15 +209,18 @@ class Topics:
             topic_filter_type=pattern.topic_filter_type,
             topic_sys_flag=topic_sys_flag,
         )
-        self.put(topic)
-        return topic
+
+    @property
+    def has_room_for_senders(self) -> bool:
+        return len(self.table) < MAX_AUTO_CREATED_TOPICS
 
     def create_for_send_back(
         self, name: str, queue_nums: int, perm: int, topic_sys_flag: int, order: bool | None = None
-    ) -> TopicConfig:
+    ) -> TopicConfig | None:
         """The retry or dead-letter topic of a group, with that many queues at least; `order` is set unless it is None.
 
-        It grows with what its group is allowed, so that whoever sends there may choose among all of them.
+        It grows with what its group is allowed, so that whoever sends there may choose among all of them. None if there
+        are too many topics.
         """
         topic = self._topics.get(name)
         if (
@@ -207,6 +231,9 @@ class Topics:
             return topic  # as with every heartbeat but the first
         queue_nums = max(0, min(queue_nums, MAX_QUEUES))
         if topic is None:
+            if len(self.table) >= MAX_TOPICS:
+                log.warning("topic %s is not created: there are %d topics", name, len(self.table))
+                return None
             topic = TopicConfig(
                 topic_name=name,
                 read_queue_nums=queue_nums,
@@ -229,18 +256,18 @@ class Topics:
 
     def put(self, *topics: TopicConfig) -> None:
         """Adds or replaces topics as one change."""
-        for topic in topics:
-            is_new = topic.topic_name not in self._topics
-            self._topics[topic.topic_name] = topic
-            log.info("%s topic %s", "created" if is_new else "changed", topic)
-        self._changed(list(topics))
+        self.table.put({topic.topic_name: topic for topic in topics})
+
+    async def create(self, *topics: TopicConfig) -> None:
+        """Adds or replaces topics as one change, once it is on disk. Raises RequestFailed: then nothing has changed."""
+        try:
+            await self.table.create({topic.topic_name: topic for topic in topics})
+        except Exception as e:
+            what = topics[0].topic_name if len(topics) == 1 else f"{len(topics)} topics"
+            raise not_written(f"{what} can't be created or changed", e) from e
 
     def delete(self, name: str) -> TopicConfig | None:
-        topic = self._topics.pop(name, None)
-        if topic is not None:
-            log.info("deleted topic %s", name)
-            self._changed([])
-        return topic
+        return self.table.delete(name)
 
     def mark_ordered(self, names: Iterable[str]) -> None:
         """Topics that the name servers' configuration calls ordered."""
@@ -264,18 +291,10 @@ class Topics:
         return {name: self._topics[name] for name in sorted(self._topics)[start : start + count]}
 
     def save(self) -> None:
-        """Writes the table if it holds what the disk does not. Raises OSError."""
-        if self._unsaved:
-            save(self._path, TopicTable(self.data_version, self._topics))
-            self._unsaved = False
+        """Writes the table now if it holds what the disk does not. Raises OSError."""
+        self.table.writer.save()
 
     def _changed(self, topics: list[TopicConfig]) -> None:
-        self.data_version.next_version(self._clock())
-        self._unsaved = True
-        try:
-            self.save()
-        except OSError as e:
-            log.error("topics can't be saved, and are tried again: %s", e)
         if self.on_change is not None:
             self.on_change(topics)
 
@@ -298,11 +317,18 @@ def _as_given(topic: TopicConfig) -> TopicConfig:
     return topic if attributes is topic.attributes else msgspec.structs.replace(topic, attributes=attributes)
 
 
+class _WrittenTopics(msgspec.Struct, rename="camel"):
+    """A `TopicTable` on its way to the disk."""
+
+    data_version: DataVersion
+    topic_config_table: EncodedMap
+
+
 class _AllTopics(msgspec.Struct, rename="camel"):
     """The answer to GET_ALL_TOPIC_CONFIG."""
 
     data_version: DataVersion
-    topic_config_table: dict[str, TopicConfig]
+    topic_config_table: EncodedMap
     mapping_data_version: DataVersion
     topic_queue_mapping_detail_map: dict[str, MappingDetail]
     topic_queue_mapping_info_map: dict[str, str] = {}
@@ -361,24 +387,24 @@ class _TopicRequests:
             attributes=changes,
         )
         self._check(topic)
-        if topic != self._topics.get(topic.topic_name):
-            self._topics.put(self._with_attributes(topic))
-        return self._when_published(request)
+        if topic == self._topics.get(topic.topic_name):
+            return self._when_published(request)
+        return self._create(request, [self._with_attributes(topic)])
 
-    def update_list(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
-        topics = decode_body(TopicConfigs, request.body).topic_config_list
-        log.info("%r creates or changes topics %s", connection, [topic.topic_name for topic in topics])
-        for topic in topics:
+    async def update_list(self, request: Frame, connection: Connection) -> Frame:
+        topics = request_body(TopicConfigs, request.body).topic_config_list
+        log.info("%r creates or changes %d topics", connection, len(topics))
+        changed = []
+        async for topic in steps(topics):
             self._check(topic)
-        changed = [topic for topic in topics if topic != self._topics.get(topic.topic_name)]
-        if changed:
-            self._topics.put(*[self._with_attributes(topic) for topic in changed])
-        return self._when_published(request)
+            if topic != self._topics.get(topic.topic_name):
+                changed.append(self._with_attributes(topic))
+        return await self._create(request, changed)
 
     def update_static(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         """A topic, and what of its logical queues this broker has."""
         header = decode_header(CreateTopic, request)
-        detail = decode_body(MappingDetail, request.body)
+        detail = request_body(MappingDetail, request.body, _MAX_MAPPING_BYTES)
         log.info("%r creates or changes static topic %s", connection, header.topic)
         topic = TopicConfig(
             topic_name=header.topic,
@@ -389,14 +415,15 @@ class _TopicRequests:
             topic_sys_flag=header.topic_sys_flag or 0,
         )
         self._check(topic)
+        self._check_room([topic])
+        altered = self._with_attributes(topic)
         try:
             self._static_topics.update(header.topic, detail, force=header.force)
         except BadMapping as e:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
-        self._topics.put(self._with_attributes(topic))
-        return self._when_published(request)
+        return self._create_static(request, altered)
 
-    def delete(self, request: Frame, connection: Connection) -> Frame:
+    def delete(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         name = decode_header(DeleteTopic, request).topic
         log.info("%r deletes topic %s", connection, name)
         self._check_name(name)
@@ -413,9 +440,9 @@ class _TopicRequests:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"{name} is not deleted, its offsets are kept: {e}") from e
         for each in (*retry_topics, name):
             self._delete(each)
-        return request.reply()
+        return self._when_written(request, f"{name} is deleted, but comes back with the next start")
 
-    def get_all(self, request: Frame, _: Connection) -> Frame:
+    def get_all(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         version = self._topics.data_version
         if request.fields:
             header = decode_header(GetAllTopicConfig, request)
@@ -426,9 +453,22 @@ class _TopicRequests:
             table = {topic.topic_name: topic for topic in self._topics.all()}
         mappings = self._static_topics.table
         details = {name: detail for name, detail in self._static_topics.all().items() if name in table}
+        versions = msgspec.structs.replace(version), msgspec.structs.replace(mappings.data_version)
         told = {name: _as_given(topic) for name, topic in table.items()}
-        body = encode_body(_AllTopics(version, told, mappings.data_version, details))
-        return request.reply(fields={"totalTopicNum": str(len(self._topics))}, body=body)
+        return self._tell_all(request, told, *versions, details)
+
+    async def _tell_all(
+        self,
+        request: Frame,
+        table: dict[str, TopicConfig],
+        version: DataVersion,
+        mapping_version: DataVersion,
+        details: dict[str, MappingDetail],
+    ) -> Frame:
+        fields = {"totalTopicNum": str(len(self._topics))}
+        encoded = self._topics.table.encoded
+        body = await beside(lambda: encode_body(_AllTopics(version, encoded(table), mapping_version, details)))
+        return request.reply(fields=fields, body=body)
 
     def get(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(GetTopicConfig, request)
@@ -483,9 +523,37 @@ class _TopicRequests:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "Update topic reserveTime not supported")
         return msgspec.structs.replace(topic, attributes=kept(attributes))
 
+    def _check_room(self, topics: list[TopicConfig]) -> None:
+        new = sum(topic.topic_name not in self._topics for topic in topics)
+        if new and len(self._topics.table) + new > MAX_TOPICS:
+            raise RequestFailed(
+                ResponseCode.INVALID_PARAMETER,
+                f"there are {len(self._topics)} topics, and this broker takes {MAX_TOPICS}: delete some, or create "
+                f"{'this one' if new == 1 else 'these'} elsewhere",
+            )
+
+    async def _create(self, request: Frame, topics: list[TopicConfig]) -> Frame:
+        self._check_room(topics)
+        if topics:
+            await self._topics.create(*topics)
+        return await self._when_published(request)
+
+    async def _create_static(self, request: Frame, topic: TopicConfig) -> Frame:
+        await self._when_written(request, f"the queues of {topic.topic_name} are mapped, but not after the next start")
+        return await self._create(request, [topic])
+
     async def _when_published(self, request: Frame) -> Frame:
         """Success, once a client that asks for the route of the topic gets it."""
         await self._published()
+        return request.reply()
+
+    async def _when_written(self, request: Frame, otherwise: str) -> Frame:
+        """Success, once what has changed in memory is on disk."""
+        try:
+            await self._topics.table.writer.written()
+            await self._static_topics.writer.written()
+        except Exception as e:
+            raise not_written(otherwise, e) from e
         return request.reply()
 
     def _delete(self, name: str) -> None:

@@ -24,13 +24,14 @@ from functools import lru_cache
 from json import JSONDecodeError
 from json.decoder import scanstring  # type: ignore[attr-defined]  # documented nowhere, but in C and as old as json
 from json.encoder import encode_basestring as _quoted
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
 T = TypeVar("T")
 
 MAX_DEPTH = 128
+_ENTRY_LINE = "\n\t\t"  # before an entry of a map in the outermost object
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -87,6 +88,23 @@ def _mixed_hash(value: Any) -> int:
     return hash(value)
 
 
+class EncodedMap:
+    """A map whose entries are JSON already, from `encode_entry`: a large one is not encoded anew, or all at once."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[str]) -> None:
+        self.entries = entries
+
+
+def encode_entry(key: Any, value: Any, *, pretty: bool = False) -> str:
+    """An entry of a map; `pretty` indents as if the map were a field of the outermost object."""
+    line = _ENTRY_LINE if pretty else ""
+    parts = [_key(key, line, 1), ":"]
+    _write(value, parts, line, 2)
+    return "".join(parts)
+
+
 def dumps(obj: Any, *, pretty: bool = False) -> bytes:
     """The JSON of dicts, lists, sets, msgspec Structs and scalars; `pretty` indents with tabs, as in Apache's files.
 
@@ -112,6 +130,8 @@ def _write(obj: Any, parts: list[str], line: str, depth: int) -> None:
         _write_object(((name, getattr(obj, field)) for name, field in _fields(type(obj))), parts, line, depth)
     elif isinstance(obj, (list, tuple, set, frozenset)):
         _write_array(obj, parts, line, depth)
+    elif isinstance(obj, EncodedMap):
+        _write_entries(obj.entries, parts, line)
     elif isinstance(obj, (bytes, bytearray, memoryview)):
         _write_array([byte - 256 if byte > 127 else byte for byte in bytes(obj)], parts, line, depth)
     else:
@@ -142,6 +162,15 @@ def _write_array(items: Any, parts: list[str], line: str, depth: int) -> None:
         _write(item, parts, inner, depth + 1)
         before = "," + inner
     parts.append("[]" if before[0] == "[" else line + "]")
+
+
+def _write_entries(entries: list[str], parts: list[str], line: str) -> None:
+    if not entries:
+        parts.append("{}")
+    elif line:
+        parts.append("{" + _ENTRY_LINE + ("," + _ENTRY_LINE).join(entries) + line + "}")
+    else:  # strings hold line breaks and tabs as escapes, so those that are there are between tokens
+        parts.append("{" + ",".join(entries).replace("\n", "").replace("\t", "") + "}")
 
 
 def _scalar(obj: Any) -> str:
@@ -205,11 +234,28 @@ def decode(data: bytes | bytearray | memoryview | str, wanted: type[T]) -> T:
 
     As lenient as fastjson: a null is a field that is not there, "5" is good for a number, unknown fields are ignored.
     """
+    decoder = _decoder(cast(Any, wanted)) if isinstance(data, bytes) and b"null" not in data else None
+    if decoder is not None:
+        try:
+            return cast(T, decoder.decode(data))
+        except msgspec.ValidationError as error:
+            raise BadJson(str(error)) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            pass  # not standard, or not JSON at all
     try:
         value = loads(data)
     except NumberOutOfRange:
         value = loads(quote_long_numbers(data))  # the types complain of them too, and name the field
     return convert(value, wanted)
+
+
+@lru_cache(maxsize=1024)
+def _decoder(wanted: Any) -> msgspec.json.Decoder[Any] | None:
+    """What reads standard JSON in one step; None for a type with keys that standard JSON can't have."""
+    try:
+        return msgspec.json.Decoder(wanted, strict=False)
+    except TypeError:
+        return None
 
 
 def quote_long_numbers(data: bytes | bytearray | memoryview | str) -> bytes:
