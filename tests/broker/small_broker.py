@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -127,9 +128,10 @@ class SmallBroker:
     def ask(self, code: int, body: bytes = b"", /, **fields: object) -> Frame:
         """The answer to a request; an error is an answer too."""
         request = Frame(code, {key: _text(value) for key, value in fields.items()}, body, opaque=7)
-        handler = cast(Callable[[Frame, Any], Frame], self.handlers[code])
+        handler = cast(Callable[[Frame, Any], Frame | Coroutine[Any, Any, Frame]], self.handlers[code])
         try:
-            return handler(request, FakeConnection())
+            answer = handler(request, FakeConnection())
+            return answer if isinstance(answer, Frame) else asyncio.run(answer)
         except RequestFailed as failure:
             return request.reply(failure.code, failure.remark)
 

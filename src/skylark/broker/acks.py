@@ -10,8 +10,10 @@ name a message that the group holds: anything else would move the group's offset
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from skylark.broker.access import Access
 from skylark.broker.checkpoints import CheckPoints
@@ -20,9 +22,9 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.orders import Orders
 from skylark.broker.polling import ANY_QUEUE, PopWaiters
 from skylark.broker.put import Put
+from skylark.broker.request_bodies import request_body
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended, Store
-from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.pop import (
@@ -40,6 +42,8 @@ from skylark.wire.pop import (
 from skylark.wire.typed import decode_header, encode_header
 
 log = logging.getLogger(__name__)
+
+_BATCHES_PER_TURN: Final = 64
 
 
 class Acks:
@@ -91,19 +95,42 @@ class Acks:
         return self._when_safe(request.reply(), last)
 
     def batch_ack(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
-        body = decode_body(BatchAckMessage, request.body) if request.body else BatchAckMessage()
+        body = request_body(BatchAckMessage, request.body) if request.body else BatchAckMessage()
         if not body.acks:
             raise RequestFailed(ResponseCode.NO_MESSAGE, "the request acknowledges no message")
+        if len(body.acks) > _BATCHES_PER_TURN:
+            return self._ack_many(request, body, connection)
+        return self._when_safe(request.reply(), self._ack_batches(body.acks, body.broker_name, connection))
+
+    async def _ack_many(self, request: Frame, body: BatchAckMessage, connection: Connection) -> Frame:
+        """Takes many acknowledgements in, some at a time."""
         last = None
         failure: RequestFailed | None = None
-        for batch in body.acks:
+        for at in range(0, len(body.acks), _BATCHES_PER_TURN):
             try:
-                last = self._ack_batch(batch, body.broker_name, connection) or last
+                part = body.acks[at : at + _BATCHES_PER_TURN]
+                last = self._ack_batches(part, body.broker_name, connection) or last
+            except RequestFailed as e:
+                failure = e
+            await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
+        reply = self._when_safe(request.reply(), last)
+        return reply if isinstance(reply, Frame) else await reply
+
+    def _ack_batches(
+        self, batches: Sequence[BatchAck], broker_name: str | None, connection: Connection
+    ) -> Appended | None:
+        last = None
+        failure: RequestFailed | None = None
+        for batch in batches:
+            try:
+                last = self._ack_batch(batch, broker_name, connection) or last
             except RequestFailed as e:  # the others count nevertheless
                 failure = e
         if failure is not None:
             raise failure
-        return self._when_safe(request.reply(), last)
+        return last
 
     def change_invisible_time(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(ChangeInvisibleTime, request)

@@ -8,7 +8,8 @@ queue's offset, or by the end of the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from skylark.net.connection import RequestFailed
 from skylark.wire.codes import ResponseCode
@@ -17,6 +18,8 @@ TagCodes = frozenset[int]
 RecordFilter = Callable[[bytes], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
+
+_EVALUATED_PER_TURN: Final = 16  # expressions, each of which may be long
 
 
 def too_late() -> RequestFailed:
@@ -87,17 +90,37 @@ class Arrivals:
         """Messages have arrived. Called for every append, so it costs one lookup where nobody waits."""
         waiters = self._waiters.get((topic, queue_id))
         if waiters:
+            if len(tag_codes) > _EVALUATED_PER_TURN:
+                self._tell_of_many(waiters, frozenset(tag_codes))
+                return
             for number, tag_code in enumerate(tag_codes):
                 self._tell(waiters, topic, queue_id, queue_offset + number, tag_code)
 
-    def _tell(self, waiters: set[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        record: bytes | None = None
+    def _tell_of_many(self, waiters: Iterable[Waiter], tag_codes: TagCodes) -> None:
+        """Wakes who may want one of the messages of a long batch: who filters by more than tags looks by itself."""
         for waiter in waiters:
+            if waiter.wants is None or not waiter.wants.isdisjoint(tag_codes):
+                waiter.wake(True)
+
+    def _tell(self, waiters: Iterable[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        """Wakes who wants the message. Many different expressions are evaluated some at a time."""
+        record: bytes | None = None
+        verdicts: dict[RecordFilter, bool] = {}
+        rest = iter(waiters)
+        for waiter in rest:
             if waiter.wants is not None and tag_code not in waiter.wants:
                 continue
-            if waiter.accepts is not None:
+            accepts = waiter.accepts
+            if accepts is not None and not waiter.arrived.done():
                 record = record or bytes(self._record_of(topic, queue_id, queue_offset) or b"")
-                if record and not waiter.accepts(record):
+                verdict = verdicts.get(accepts)
+                if verdict is None:
+                    if len(verdicts) == _EVALUATED_PER_TURN:
+                        late = [waiter, *rest]
+                        waiter.arrived.get_loop().call_soon(self._tell, late, topic, queue_id, queue_offset, tag_code)
+                        return
+                    verdict = verdicts[accepts] = not record or accepts(record)
+                if not verdict:
                     continue
             waiter.wake(True)
 

@@ -10,13 +10,13 @@ wants of the topic that it came from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final
 
 from mypy_extensions import i64
 
 from skylark.broker.arrivals import RecordFilter, TagCodes
 from skylark.selectors import BadSelector, Selector, compile_selector
+from skylark.selectors.cache import TextCache
 from skylark.wire.bodies import TAG, Subscription
 from skylark.wire.lookup import find_text, properties_position, property_key
 from skylark.wire.message import PROPERTY_RETRY_TOPIC
@@ -28,6 +28,9 @@ _RETRY_TOPIC: Final = property_key(PROPERTY_RETRY_TOPIC)
 
 SelectorOf = Callable[[str], Selector | None]
 """What a group wants of a topic, if that is an expression."""
+
+
+_CACHED_CHARACTERS: Final = 1 << 18  # what a list of tags means takes some thirty times its text
 
 
 class BadExpression(Exception):
@@ -44,6 +47,12 @@ class Filter:
         self.accepts = accepts  # by the record in the log
 
 
+_requested: Final[TextCache[tuple[str, str | None, str | None], tuple[Subscription, Filter]]] = TextCache(
+    _CACHED_CHARACTERS
+)
+_sql_filters: Final[TextCache[str, Filter]] = TextCache(_CACHED_CHARACTERS)
+
+
 def parse_subscription(topic: str, expression: str | None, expression_type: str | None) -> Subscription:
     """`a || b`, `*` or nothing (everything), as a subscription."""
     if expression_type not in (None, "", TAG):
@@ -56,11 +65,15 @@ def parse_subscription(topic: str, expression: str | None, expression_type: str 
     return Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=[java_hash(tag) for tag in tags])
 
 
-@lru_cache(maxsize=4096)
 def requested_filter(topic: str, expression: str | None, expression_type: str | None) -> tuple[Subscription, Filter]:
     """What a request brings itself, which it does again and again. Raises BadExpression."""
-    subscription = parse_subscription(topic, expression, expression_type)
-    return subscription, message_filter(subscription)
+    key = (topic, expression, expression_type)
+    known = _requested.get(key)
+    if known is None:
+        subscription = parse_subscription(topic, expression, expression_type)
+        known = subscription, message_filter(subscription)
+        _requested.put(key, len(topic) + len(expression or "") + len(expression_type or ""), known)
+    return known
 
 
 def selector_of(subscription: Subscription) -> Selector:
@@ -87,10 +100,19 @@ def message_filter(subscription: Subscription, selector: Selector | None = None)
     if subscription.class_filter_mode:
         return Filter()
     if not subscription.is_by_tag:
-        return _record_filter((selector or selector_of(subscription)).root.matches)
+        return _sql_filter(selector or selector_of(subscription))
     if subscription.sub_string == ALL:
         return Filter()
     return Filter(wants=frozenset(subscription.code_set))
+
+
+def _sql_filter(selector: Selector) -> Filter:
+    """The same for the same expression, so that it is evaluated once for all who wait by it."""
+    known = _sql_filters.get(selector.text)
+    if known is None:
+        known = _record_filter(selector.root.matches)
+        _sql_filters.put(selector.text, len(selector.text), known)
+    return known
 
 
 def _record_filter(matches: Callable[[bytes, i64], bool]) -> Filter:

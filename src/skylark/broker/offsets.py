@@ -34,6 +34,9 @@ from skylark.wire.typed import decode_header
 log = logging.getLogger(__name__)
 
 UNKNOWN: Final = -1
+MAX_OFFSETS: Final = 1_000_000
+"""Of all groups together; also of those that are kept in memory only."""
+
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _SEPARATOR: Final = "@"
 _Key = tuple[str, str]
@@ -76,6 +79,7 @@ class Offsets:
             topic, is_pair, group = name.partition(_SEPARATOR)
             if is_pair:
                 self._offsets[group, topic] = offsets
+        self._count = sum(map(len, self._offsets.values()))
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """The offset to consume next, -1 if there is none."""
@@ -115,6 +119,7 @@ class Offsets:
         if resets is None:
             return None
         offset = resets.pop(queue_id, None)
+        self._count -= offset is not None
         if not resets:
             del self._resets[group, topic]
         return offset
@@ -126,12 +131,28 @@ class Offsets:
     def topics_of(self, group: str) -> set[str]:
         return {topic for owner, topic in self._offsets if owner == group}
 
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """The same for all groups, in one pass."""
+        topics: dict[str, list[str]] = {}
+        for group, topic in self._offsets:
+            topics.setdefault(group, []).append(topic)
+        return topics
+
     def groups_of(self, topic: str) -> set[str]:
         return {group for group, subject in self._offsets if subject == topic}
 
     def clone(self, source_group: str, target_group: str, topic: str) -> None:
+        """Raises RequestFailed if there is no room for so many."""
         offsets = self._offsets.get((source_group, topic))
         if offsets is not None:
+            more = len(offsets) - len(self._offsets.get((target_group, topic), ()))
+            if more > 0 and self._count + more > MAX_OFFSETS:
+                raise RequestFailed(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the offsets of {source_group} in {topic} are not copied: the broker keeps {self._count} offsets, "
+                    f"and takes {MAX_OFFSETS}",
+                )
+            self._count += more
             self._offsets[target_group, topic] = dict(offsets)
             self._unsaved = True
 
@@ -185,13 +206,15 @@ class Offsets:
     def _set(self, table: dict[_Key, dict[int, int]], key: _Key, queue_id: int, offset: int) -> int | None:
         """Puts the offset in; the former one."""
         offsets = table.get(key)
+        old = offsets.get(queue_id) if offsets is not None else None
+        if old is None:
+            # Whoever names queues that don't exist can't fill the memory with them.
+            if queue_id < 0 or self._count >= MAX_OFFSETS or (offsets is not None and len(offsets) >= MAX_QUEUES):
+                log.warning("%s has no queue %d of %s: its offset is passed over", key[0], queue_id, key[1])
+                return None
+            self._count += 1
         if offsets is None:
             offsets = table[key] = {}
-        old = offsets.get(queue_id)
-        # Whoever names queues that don't exist can't fill the memory with them.
-        if old is None and (len(offsets) >= MAX_QUEUES or queue_id < 0):
-            log.warning("%s has no queue %d of %s: its offset is passed over", key[0], queue_id, key[1])
-            return None
         if old != offset:
             offsets[queue_id] = offset
             self._unsaved = self._unsaved or table is self._offsets
@@ -200,7 +223,7 @@ class Offsets:
     def _remove(self, is_gone: Callable[[_Key], bool]) -> None:
         for table in (self._offsets, self._resets, self._pulled):
             for key in [key for key in table if is_gone(key)]:
-                del table[key]
+                self._count -= len(table.pop(key))
                 self._unsaved = True
 
     def _remove_on_disk(self, topics: Collection[str]) -> None:

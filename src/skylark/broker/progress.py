@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
+from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
 from skylark.wire.bodies import GroupList, MessageQueue, TopicList
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import EncodedMap, encode_entry
 from skylark.wire.frame import Frame
 from skylark.wire.headers import (
     GetConsumeStats,
@@ -38,21 +42,67 @@ from skylark.wire.headers import (
 )
 from skylark.wire.pop import origin_topic
 from skylark.wire.stats import (
-    BrokerConsumeStats,
     ConsumeOffset,
-    ConsumeStats,
     ConsumeTimeSpans,
     CorrectionOffsets,
     QueueTimeSpan,
     TopicOffset,
-    TopicStats,
 )
-from skylark.wire.tables import TopicConfig
+from skylark.wire.tables import MAX_QUEUES, TopicConfig
 from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 
+MAX_QUEUES_TOLD: Final = MAX_QUEUES
+"""In one answer, which has to fit into a frame."""
 _LONG_MAX: Final = 2**63 - 1
+
+
+class _Told(msgspec.Struct, rename="camel"):
+    """`TopicStats` as an answer."""
+
+    offset_table: EncodedMap
+    topic_put_tps: float
+
+
+class _ToldStats(msgspec.Struct, rename="camel"):
+    """`ConsumeStats` as an answer."""
+
+    consume_tps: float
+    offset_table: EncodedMap
+
+
+class _Stats:
+    """What there is to tell of a group and topics."""
+
+    def __init__(self) -> None:
+        self.tps = 0.0
+        self.lag = 0
+        self.in_flight = 0
+        self.entries: list[str] = []
+
+    def told(self) -> _ToldStats:
+        return _ToldStats(self.tps, EncodedMap(self.entries))
+
+
+class _BrokerStats(msgspec.Struct, rename="camel"):
+    """`BrokerConsumeStats` as an answer."""
+
+    broker_addr: str
+    consume_stats_list: list[dict[str, list[_ToldStats]]] = []
+    total_diff: int = 0
+    total_inflight_diff: int = 0
+
+
+def _check_room(topics: Iterable[TopicConfig], most: int) -> int:
+    """How many queues the topics have. Raises RequestFailed if an answer can't tell of them all."""
+    queues = sum(topic.read_queue_nums for topic in topics)
+    if queues > most:
+        raise RequestFailed(
+            ResponseCode.INVALID_PARAMETER,
+            f"an answer tells of up to {MAX_QUEUES_TOLD} queues, and these topics have more: ask for some of them",
+        )
+    return queues
 
 
 class Progress:
@@ -95,29 +145,36 @@ class Progress:
 
     # What is asked.
 
-    def topic_stats(self, topic: TopicConfig) -> TopicStats:
-        stats = TopicStats(topic_put_tps=self._stats.put_tps(topic.topic_name))
+    async def topic_stats(self, topic: TopicConfig) -> bytes:
         name = topic.topic_name
-        for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums)):
+        entries = []
+        async for queue_id in steps(range(max(topic.read_queue_nums, topic.write_queue_nums))):
             end = max(0, self._store.max_offset(name, queue_id))
-            stats.offset_table[self._queue(name, queue_id)] = TopicOffset(
+            offset = TopicOffset(
                 min_offset=max(0, self._store.min_offset(name, queue_id)),
                 max_offset=end,
                 last_update_timestamp=self._store.store_time(name, queue_id, end - 1) if end else 0,
             )
-        return stats
+            entries.append(encode_entry(self._queue(name, queue_id), offset))
+        return fastjson.dumps(_Told(EncodedMap(entries), topic_put_tps=self._stats.put_tps(name)))
 
-    def consume_stats(
+    async def consume_stats(
         self, group: str, topics: Iterable[TopicConfig], is_unset: Callable[[str], bool] = lambda topic: False
-    ) -> ConsumeStats:
-        """`is_unset(topic)` tells whether a group without an offset there stands at -1."""
-        stats = ConsumeStats()
+    ) -> _Stats:
+        """Where the group stands in each queue of the topics, which must not have more than `MAX_QUEUES_TOLD`.
+
+        `is_unset(topic)` tells whether a group without an offset there stands at -1.
+        """
+        stats = _Stats()
         for topic in topics:
             lowest = -1 if is_unset(topic.topic_name) else 0
-            for queue_id in range(topic.read_queue_nums):
+            async for queue_id in steps(range(topic.read_queue_nums)):
                 queue = self._queue(topic.topic_name, queue_id)
-                stats.offset_table[queue] = self._consume_offset(group, queue, lowest)
-            stats.consume_tps += self._stats.get_tps(group, topic.topic_name)
+                offset = self._consume_offset(group, queue, lowest)
+                stats.entries.append(encode_entry(queue, offset))
+                stats.lag += offset.broker_offset - offset.consumer_offset
+                stats.in_flight += offset.pull_offset - offset.consumer_offset
+            stats.tps += self._stats.get_tps(group, topic.topic_name)
         return stats
 
     def topics_to_show(self, group: str, named: Iterable[str] | None = None) -> list[TopicConfig]:
@@ -129,31 +186,36 @@ class Progress:
             names = [name for name in names if origin_topic(name, group) in online.subscriptions]
         return self._existing(names)
 
-    def broker_consume_stats(self, only_ordered: bool) -> BrokerConsumeStats:
-        answer = BrokerConsumeStats(broker_addr=self._broker_addr)
-        for group in self._groups.all():
-            shown = [t for t in self.topics_to_show(group.group_name) if t.order or not only_ordered]
-            stats = [self.consume_stats(group.group_name, [topic]) for topic in shown]
-            answer.consume_stats_list.append({group.group_name: stats})
-            answer.total_diff += sum(s.lag for s in stats)
-            answer.total_inflight_diff += sum(s.in_flight for s in stats)
-        return answer
+    async def broker_consume_stats(self, only_ordered: bool) -> bytes:
+        answer = _BrokerStats(self._broker_addr)
+        topics_by_group = self._offsets.topics_by_group()
+        left = MAX_QUEUES_TOLD
+        async for group in steps([group.group_name for group in self._groups.all()]):
+            shown = self.topics_to_show(group, sorted(topics_by_group.get(group, ())))
+            shown = [topic for topic in shown if topic.order or not only_ordered]
+            left -= _check_room(shown, left)
+            stats = [await self.consume_stats(group, [topic]) for topic in shown]
+            answer.consume_stats_list.append({group: [each.told() for each in stats]})
+            answer.total_diff += sum(each.lag for each in stats)
+            answer.total_inflight_diff += sum(each.in_flight for each in stats)
+        return fastjson.dumps(answer)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Groups that are online with the topic in their subscriptions, and those that have consumed it before."""
         return sorted(self._offsets.groups_of(topic) | self._clients.groups_of(topic))
 
-    def time_spans(self, group: str, topic: TopicConfig) -> list[QueueTimeSpan]:
-        return [self._time_span(group, topic.topic_name, queue_id) for queue_id in range(topic.write_queue_nums)]
+    async def time_spans(self, group: str, topic: TopicConfig) -> list[QueueTimeSpan]:
+        queue_ids = steps(range(topic.write_queue_nums))
+        return [self._time_span(group, topic.topic_name, queue_id) async for queue_id in queue_ids]
 
-    def correction_offsets(self, topic: str, compare_group: str, passed_over: set[str]) -> dict[int, int]:
+    async def correction_offsets(self, topic: str, compare_group: str, passed_over: set[str]) -> dict[int, int]:
         """The smallest offset that is still there, of all groups but some, for each queue.
 
         Where the group to compare is further back than that, the answer is the largest number there is.
         """
         smallest: dict[int, int] = {}
         for group in self._offsets.groups_of(topic) - passed_over:
-            for queue_id, offset in self._offsets.of(group, topic).items():
+            async for queue_id, offset in steps(list(self._offsets.of(group, topic).items())):
                 if offset >= self._store.min_offset(topic, queue_id):
                     smallest[queue_id] = min(offset, smallest.get(queue_id, _LONG_MAX))
         for queue_id, offset in self._offsets.of(compare_group, topic).items():
@@ -163,11 +225,11 @@ class Progress:
 
     # The requests.
 
-    def _topic_stats(self, request: Frame, connection: Connection) -> Frame:
+    async def _topic_stats(self, request: Frame, connection: Connection) -> Frame:
         topic = self._topic(decode_header(GetTopicStatsInfo, request).topic)
-        return request.reply(body=fastjson.dumps(self.topic_stats(topic)))
+        return request.reply(body=await self.topic_stats(topic))
 
-    def _consume_stats(self, request: Frame, connection: Connection) -> Frame:
+    async def _consume_stats(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(GetConsumeStats, request)
         named = [name for name in (header.topic_list or "").split(";") if name]
         if named:
@@ -175,11 +237,13 @@ class Progress:
             topics = self._existing(named)
         else:
             topics = self.topics_to_show(header.consumer_group, [header.topic] if header.topic else None)
-        return request.reply(body=fastjson.dumps(self.consume_stats(header.consumer_group, topics, self._is_static)))
+        _check_room(topics, MAX_QUEUES_TOLD)
+        stats = await self.consume_stats(header.consumer_group, topics, self._is_static)
+        return request.reply(body=fastjson.dumps(stats.told()))
 
-    def _broker_consume_stats(self, request: Frame, connection: Connection) -> Frame:
+    async def _broker_consume_stats(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(GetConsumeStatsInBroker, request)
-        return request.reply(body=fastjson.dumps(self.broker_consume_stats(header.order)))
+        return request.reply(body=await self.broker_consume_stats(header.order))
 
     def _groups_of_topic(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(QueryTopicConsumeByWho, request)
@@ -190,15 +254,16 @@ class Progress:
         topics = sorted(self._offsets.topics_of(header.group))
         return request.reply(body=fastjson.dumps(TopicList(topic_list=topics, broker_addr=self._broker_addr)))
 
-    def _time_spans(self, request: Frame, connection: Connection) -> Frame:
+    async def _time_spans(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(QueryConsumeTimeSpan, request)
-        spans = self.time_spans(header.group, self._topic(header.topic))
-        return request.reply(body=fastjson.dumps(ConsumeTimeSpans(consume_time_span_set=spans)))
+        spans = await self.time_spans(header.group, self._topic(header.topic))
+        body = ConsumeTimeSpans(consume_time_span_set=spans)
+        return request.reply(body=await beside(lambda: fastjson.dumps(body)))
 
-    def _correction_offsets(self, request: Frame, connection: Connection) -> Frame:
+    async def _correction_offsets(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(QueryCorrectionOffset, request)
         passed_over = set((header.filter_groups or "").split(","))
-        offsets = self.correction_offsets(header.topic, header.compare_group, passed_over)
+        offsets = await self.correction_offsets(header.topic, header.compare_group, passed_over)
         return request.reply(body=fastjson.dumps(CorrectionOffsets(correction_offsets=offsets)))
 
     # Their parts.
@@ -213,7 +278,8 @@ class Progress:
         return topic
 
     def _existing(self, names: Iterable[str]) -> list[TopicConfig]:
-        return [topic for name in names if (topic := self._topics.get(name)) is not None]
+        """The topics behind the names, each once."""
+        return [topic for name in dict.fromkeys(names) if (topic := self._topics.get(name)) is not None]
 
     def _consume_offset(self, group: str, queue: MessageQueue, lowest: int) -> ConsumeOffset:
         topic, queue_id = queue.topic, queue.queue_id

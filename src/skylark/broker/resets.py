@@ -22,6 +22,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets, refuse_of_broker
 from skylark.broker.topics import Topics
+from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
@@ -35,6 +36,8 @@ from skylark.wire.typed import decode_header
 log = logging.getLogger(__name__)
 
 _UNSET: Final = -1
+_QUEUES_PER_TURN: Final = 64  # each may be searched by time, in its file and in the log
+_TOPICS_PER_TURN: Final = 16
 
 
 def handlers(
@@ -74,7 +77,7 @@ class Resets:
         self._clients = clients
         self._arrivals = arrivals
 
-    def reset(self, request: Frame, connection: Connection) -> Frame:
+    async def reset(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(ResetOffset, request)
         log.info(
             "%r resets %s of %s: time %d, queue %d, offset %s, force %s",
@@ -82,10 +85,11 @@ class Resets:
         )  # fmt: skip
         refuse_of_broker(header.group)
         reset = self._reset_here if self._config.use_server_side_reset_offset else self._reset_clients
-        moved = reset(header)
-        return request.reply(body=fastjson.dumps(ResetOffsets(offset_table=self._by_queue(header.topic, moved))))
+        moved = await reset(header)
+        answer = ResetOffsets(offset_table=self._by_queue(header.topic, moved))
+        return request.reply(body=await beside(lambda: fastjson.dumps(answer)))
 
-    def clone(self, request: Frame, connection: Connection) -> Frame:
+    async def clone(self, request: Frame, connection: Connection) -> Frame:
         """Copies offsets of one topic, or of all; topics that an online group has left are passed over."""
         header = decode_header(CloneGroupOffset, request)
         source, target = header.src_group, header.dest_group
@@ -95,7 +99,8 @@ class Resets:
         if header.topic and header.topic not in self._topics:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
         online = None if header.offline else self._clients.group(source)
-        for topic in [header.topic] if header.topic else sorted(self._offsets.topics_of(source)):
+        names = [header.topic] if header.topic else sorted(self._offsets.topics_of(source))
+        async for topic in steps(names, _TOPICS_PER_TURN):
             if topic not in self._topics:
                 log.warning("the offsets of %s in %s are not copied: no such topic", source, topic)
             elif online is not None and online.subscriptions and topic not in online.subscriptions:
@@ -109,7 +114,7 @@ class Resets:
 
     # The broker's own way.
 
-    def _reset_here(self, header: ResetOffset) -> dict[int, int]:
+    async def _reset_here(self, header: ResetOffset) -> dict[int, int]:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
@@ -121,7 +126,8 @@ class Resets:
                 f"Topic {header.topic} has no queue {header.queue_id}, only 0 to {topic.read_queue_nums - 1}",
             )
         if header.queue_id < 0:
-            moved = {queue: self._offset_at(topic, queue, header.timestamp) for queue in range(topic.read_queue_nums)}
+            queues = steps(range(topic.read_queue_nums), _QUEUES_PER_TURN)
+            moved = {queue: self._offset_at(topic, queue, header.timestamp) async for queue in queues}
         elif header.offset is None or header.offset == _UNSET:
             moved = {header.queue_id: self._offset_at(topic, header.queue_id, header.timestamp)}
         else:
@@ -148,7 +154,7 @@ class Resets:
 
     # The old way.
 
-    def _reset_clients(self, header: ResetOffset) -> dict[int, int]:
+    async def _reset_clients(self, header: ResetOffset) -> dict[int, int]:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestFailed(
@@ -156,7 +162,7 @@ class Resets:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
         moved: dict[int, int] = {}
-        for queue in range(topic.write_queue_nums):
+        async for queue in steps(range(topic.write_queue_nums), _QUEUES_PER_TURN):
             consumed = self._offsets.query(header.group, header.topic, queue)
             if consumed == _UNSET:
                 raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist")

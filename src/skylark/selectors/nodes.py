@@ -1,8 +1,7 @@
 """The parts of a compiled expression, each of which knows how to evaluate itself.
 
-What they are evaluated over are the properties of a message where they are stored: from a position on, to the end of
-the bytes. Evaluation knows three outcomes, true, false and unknown (None), and an error. The rules are told in
-`expressions`, which builds the parts.
+What they are evaluated over are the properties of a message where they are stored. Evaluation knows three outcomes,
+true, false and unknown (None), and an error. The rules are told in `expressions`, which builds the parts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from skylark.selectors.values import (
     parse_double,
     parse_whole,
 )
-from skylark.wire.lookup import find_property, find_text, is_at, property_key
+from skylark.wire.lookup import StoredProperties, is_at, property_key
 
 # How a comparison may turn out; `<=` is BELOW | SAME.
 BELOW: Final = 1
@@ -39,14 +38,14 @@ class Node:
         self.depth = 1
         self.is_boolean = False
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        """Its value for the properties at a position. Raises EvaluationError."""
+    def evaluate(self, properties: StoredProperties) -> Value:
+        """Its value for the properties. Raises EvaluationError."""
         raise NotImplementedError
 
     def matches(self, stored: bytes, start: i64) -> bool:
         """Whether it is true for the properties at a position; it is not when it can't be evaluated."""
         try:
-            return self.evaluate(stored, start) is True
+            return self.evaluate(StoredProperties(stored, start)) is True
         except EvaluationError:
             return False
 
@@ -56,7 +55,7 @@ class Constant(Node):
         super().__init__()
         self.value = value
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
+    def evaluate(self, properties: StoredProperties) -> Value:
         return self.value
 
 
@@ -65,8 +64,8 @@ class Property(Node):
         super().__init__()
         self.key = property_key(name)
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        return find_text(stored, start, self.key)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        return properties.text(self.key)
 
 
 class Presence(Node):
@@ -76,8 +75,8 @@ class Presence(Node):
         super().__init__()
         self._key = key
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        return False if find_property(stored, start, self._key)[1] else None
+    def evaluate(self, properties: StoredProperties) -> Value:
+        return False if properties.find(self._key)[1] else None
 
 
 class Negated(Node):
@@ -85,8 +84,8 @@ class Negated(Node):
         super().__init__()
         self._inner = inner
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        value = self._inner.evaluate(stored, start)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        value = self._inner.evaluate(properties)
         if isinstance(value, (bool, str)) or value is None:
             return None
         return Long(-value) if isinstance(value, Long) else -value
@@ -97,8 +96,8 @@ class Inverted(Node):
         super().__init__()
         self._inner = inner
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        value = self._inner.evaluate(stored, start)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        value = self._inner.evaluate(properties)
         return None if value is None else not value
 
 
@@ -110,11 +109,11 @@ class Row(Node):
         self.parts = parts
         self.decisive = decisive
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
+    def evaluate(self, properties: StoredProperties) -> Value:
         decisive = self.decisive
         result: bool | None = not decisive
         for part in self.parts:
-            value = part.evaluate(stored, start)
+            value = part.evaluate(properties)
             if value is None:
                 result = None
             elif value is decisive:
@@ -127,8 +126,8 @@ class IsNull(Node):
         super().__init__()
         self._inner = inner
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        return self._inner.evaluate(stored, start) is None
+    def evaluate(self, properties: StoredProperties) -> Value:
+        return self._inner.evaluate(properties) is None
 
 
 class Equal(Node):
@@ -137,8 +136,8 @@ class Equal(Node):
         self._left = left
         self._right = right
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        one, other = self._left.evaluate(stored, start), self._right.evaluate(stored, start)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        one, other = self._left.evaluate(properties), self._right.evaluate(properties)
         if one is None:
             return True if other is None else None
         if other is None:
@@ -154,9 +153,9 @@ class PropertyIs(Node):
         self._key = key
         self._wanted = wanted.encode("ascii")
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        at, end = find_property(stored, start, self._key)
-        return is_at(stored, at, end, self._wanted) if end else None
+    def evaluate(self, properties: StoredProperties) -> Value:
+        at, end = properties.find(self._key)
+        return is_at(properties.stored, at, end, self._wanted) if end else None
 
 
 class Related(Node):
@@ -168,11 +167,11 @@ class Related(Node):
         self._outcomes = outcomes
         self._right = right
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        one = self._left.evaluate(stored, start)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        one = self._left.evaluate(properties)
         if one is None:
             return None
-        other = self._right.evaluate(stored, start)
+        other = self._right.evaluate(properties)
         if other is None:
             return None
         if isinstance(one, str) and isinstance(other, str):
@@ -190,11 +189,11 @@ class RelatedToWhole(Node):
         self._number = number
         self._highest = highest
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        at, end = find_property(stored, start, self._key)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        at, end = properties.find(self._key)
         if not end:
             return None
-        number = _whole_number(stored, at, end, self._highest)
+        number = _whole_number(properties.stored, at, end, self._highest)
         return bool(self._outcomes & (BELOW if number < self._number else SAME if number == self._number else ABOVE))
 
 
@@ -207,8 +206,8 @@ class RelatedToDouble(Node):
         self._outcomes = outcomes
         self._number = number
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        value = find_text(stored, start, self._key)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        value = properties.text(self._key)
         return None if value is None else _is_among(self._outcomes, order(parse_double(value), self._number))
 
 
@@ -219,8 +218,8 @@ class OneOf(Node):
         self._choices = choices
         self._inverted = inverted
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
-        value = find_text(stored, start, self._key)
+    def evaluate(self, properties: StoredProperties) -> Value:
+        value = properties.text(self._key)
         return None if value is None else (value in self._choices) is not self._inverted
 
 
@@ -234,10 +233,10 @@ class TextTest(Node):
         self._search = search
         self._inverted = inverted
 
-    def evaluate(self, stored: bytes, start: i64) -> Value:
+    def evaluate(self, properties: StoredProperties) -> Value:
         if not self._search:
             return False
-        value = self._inner.evaluate(stored, start)
+        value = self._inner.evaluate(properties)
         return isinstance(value, str) and self._holds(value, self._search) is not self._inverted
 
 

@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from skylark.selectors import expressions as build
+from skylark.selectors.cache import TextCache
 from skylark.selectors.expressions import BadSelector
 from skylark.selectors.nodes import Node
 from skylark.selectors.values import Value
+from skylark.wire.lookup import StoredProperties
 from skylark.wire.records import encode_properties
 
 if TYPE_CHECKING:
     from lark import Lark, Token
 
 MAX_LENGTH: Final = 16_384
-_CACHED: Final = 100  # as many as Apache's parser keeps
+_CACHED_CHARACTERS: Final = 1 << 17  # a compiled expression takes some thirty times its text
 
 _GRAMMAR: Final = r"""
 ?start: any
@@ -99,20 +101,27 @@ class Selector(msgspec.Struct, frozen=True, eq=False):
 
     def evaluate(self, properties: dict[str, str]) -> Value:
         """True, False or None for unknown; raises EvaluationError."""
-        return self.root.evaluate(encode_properties(properties), 0)
+        return self.root.evaluate(StoredProperties(encode_properties(properties), 0))
 
     def matches(self, properties: dict[str, str]) -> bool:
         """Whether the expression is true; it is not when it can't be evaluated."""
         return self.root.matches(encode_properties(properties), 0)
 
 
-@lru_cache(maxsize=_CACHED)
 def compile_selector(text: str) -> Selector:
     """What an expression means. Raises BadSelector.
 
     >>> compile_selector("a BETWEEN 1 AND 3").matches({"a": "2"})
     True
     """
+    selector = _compiled.get(text)
+    if selector is None:
+        selector = _compile(text)
+        _compiled.put(text, len(text), selector)
+    return selector
+
+
+def _compile(text: str) -> Selector:
     from lark import UnexpectedCharacters, UnexpectedToken
 
     if len(text) > MAX_LENGTH:
@@ -133,6 +142,9 @@ def compile_selector(text: str) -> Selector:
         raise BadSelector(f"{text[at : at + 10]!r} can't be read", at) from None
     except UnexpectedToken:
         raise BadSelector("the expression ends too early", len(text)) from None
+
+
+_compiled: Final[TextCache[str, Selector]] = TextCache(_CACHED_CHARACTERS)
 
 
 def _selector(text: str, node: Node, end: int) -> Selector:

@@ -60,6 +60,7 @@ _TAG_PREFIX: Final = b"T#"
 _RESERVE_BYTES = 4 << 20
 _SCAN_ENTRIES = 1 << 15
 _MAX_SECONDS: Final = 0x7FFF_FFFF
+_MAX_TOPIC_LENGTH: Final = 255
 # A chain of one hot tag can be as long as the file; a query must not stop the event loop for seconds because of it.
 _MAX_CHAIN_STEPS = 500_000
 
@@ -80,7 +81,9 @@ def key_hash(topic: str, key: str) -> int:
     >>> key_hash("TopicTest", "order-1")
     1829193424
     """
-    return int(_positive(java_hash(key, topic_seed(topic))))
+    # Whoever asks may name anything: only what can be a topic is worth remembering.
+    seed = topic_seed(topic) if len(topic) <= _MAX_TOPIC_LENGTH else java_hash(topic + "#")
+    return int(_positive(java_hash(key, seed)))
 
 
 def filed_hash(data: bytes, at: i64, end: i64, seed: i64) -> i64:

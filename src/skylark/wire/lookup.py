@@ -19,6 +19,7 @@ _BODY_POSITION: Final = 88  # with two IPv4 hosts
 _IPV6_MORE_BYTES: Final = 12
 _MAGIC_POSITION: Final = 4
 _END: Final = 2  # of a property
+_MANY: Final = 8  # properties to look for, one after the other
 _TAGS: Final = int.from_bytes(b"TAGS", "big")
 _KEYS: Final = int.from_bytes(b"KEYS", "big")
 _UNIQ_KEY: Final = int.from_bytes(b"UNIQ_KEY", "big")
@@ -72,6 +73,51 @@ def find_text(stored: bytes, start: i64, key: bytes) -> str | None:
     """
     at, end = find_property(stored, start, key)
     return stored[at:end].decode("utf-8", "replace") if end else None
+
+
+class StoredProperties:
+    """The properties from a position on, for who asks for some of them: one by one at first, and from a map of them all
+    when it is many.
+
+    >>> StoredProperties(b"TAGS\\x01a\\x02KEYS\\x01k\\x02", 0).text(property_key("KEYS"))
+    'k'
+    """
+
+    __slots__ = ("_asked", "_places", "_start", "stored")
+
+    def __init__(self, stored: bytes, start: i64) -> None:
+        self.stored = stored
+        self._start = start
+        self._asked: i64 = 0
+        self._places: dict[bytes, tuple[int, int]] | None = None
+
+    def find(self, key: bytes) -> tuple[i64, i64]:
+        """Where a property's value begins and ends; 0 and 0 if there is none."""
+        places = self._places
+        if places is None:
+            self._asked += 1
+            if self._asked <= _MANY:
+                return find_property(self.stored, self._start, key)
+            places = self._places = _places(self.stored, self._start)
+        found = places.get(key)
+        return (0, 0) if found is None else found
+
+    def text(self, key: bytes) -> str | None:
+        """A property's value."""
+        at, end = self.find(key)
+        return self.stored[at:end].decode("utf-8", "replace") if end else None
+
+
+def _places(stored: bytes, start: i64) -> dict[bytes, tuple[int, int]]:
+    """Where the value of each property begins and ends, by what the property begins with."""
+    places: dict[bytes, tuple[int, int]] = {}
+    at = int(start)
+    for part in stored[start:].split(b"\x02"):
+        key_size = part.find(b"\x01") + 1
+        if 0 < key_size < len(part):
+            places[part[:key_size]] = at + key_size, at + len(part)
+        at += len(part) + 1
+    return places
 
 
 def _holds(stored: bytes, at: i64, part: bytes, size: i64) -> bool:

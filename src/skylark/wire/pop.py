@@ -381,6 +381,7 @@ class BatchAckMessage(msgspec.Struct, rename="camel"):
 
 MAX_ACK_BITS: Final = 1 << 20
 """A check point has up to 32 messages, but a filter may have left far more between them."""
+MAX_ACKS: Final = 1024
 
 
 def encode_bits(indexes: Iterable[int]) -> str:
@@ -401,6 +402,9 @@ def decode_bits(bits: str) -> list[int]:
         raise BadBody("the bit set of an acknowledgement is not in base 64") from None
     if len(data) * 8 > MAX_ACK_BITS:
         raise BadBody(f"the bit set of an acknowledgement has {len(data) * 8} bits: the limit is {MAX_ACK_BITS}")
+    count = int.from_bytes(data, "little").bit_count()
+    if count > MAX_ACKS:
+        raise BadBody(f"the bit set of an acknowledgement names {count} messages: the limit is {MAX_ACKS}")
     return [at * 8 + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1]
 
 
