@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.fastjson import MAX_DEPTH, BadJson, ObjectKey, decode, dumps, loads
+from skylark.wire.fastjson import MAX_DEPTH, BadJson, ObjectKey, decode, dumps, loads, quote_number_keys
 
 # Written by RemotingSerializable.encode of Apache RocketMQ 5.5.0.
 CONSUME_STATS = (
@@ -291,3 +291,28 @@ def test_depth_is_bounded_when_writing() -> None:
 def test_half_surrogates_become_question_marks() -> None:
     assert loads(b'{0:"\\ud800"}') == {0: "?"}
     assert loads(b'{0:"\\ud83d\\ude00"}') == {0: "😀"}
+
+
+PLAIN = st.recursive(
+    st.integers(-(2**31), 2**31) | st.booleans() | st.text(alphabet='ab{},:1" \\\n', max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.integers(-9, 99), inner, max_size=3)
+        | st.dictionaries(st.text(alphabet='ab{},:1"', max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_numbers_that_are_keys_are_read_as_if_they_were_quoted(value: Any) -> None:
+    def quoted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): quoted(item) for key, item in value.items()}
+        return [quoted(item) for item in value] if isinstance(value, list) else value
+
+    text = dumps(value)
+    if b"\\" in text:
+        assert quote_number_keys(text) == text
+    else:
+        assert msgspec.json.decode(quote_number_keys(text)) == quoted(value)

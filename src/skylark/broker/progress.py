@@ -30,7 +30,7 @@ from skylark.wire import fastjson
 from skylark.wire.bodies import GroupList, MessageQueue, TopicList
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fastjson import EncodedMap, encode_entry
-from skylark.wire.frame import Frame
+from skylark.wire.frame import MAX_FRAME_BYTES, Frame
 from skylark.wire.headers import (
     GetConsumeStats,
     GetConsumeStatsInBroker,
@@ -48,13 +48,13 @@ from skylark.wire.stats import (
     QueueTimeSpan,
     TopicOffset,
 )
-from skylark.wire.tables import MAX_QUEUES, TopicConfig
+from skylark.wire.tables import TopicConfig
 from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUES_TOLD: Final = MAX_QUEUES
-"""In one answer, which has to fit into a frame."""
+_MAX_BODY_BYTES: Final = MAX_FRAME_BYTES - 65_536
+_TIME_SPAN_BYTES: Final = 512  # of one queue's, at the most
 _LONG_MAX: Final = 2**63 - 1
 
 
@@ -72,17 +72,39 @@ class _ToldStats(msgspec.Struct, rename="camel"):
     offset_table: EncodedMap
 
 
+class _Entries:
+    """What an answer tells, queue by queue, as long as it fits into a frame."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.size_bytes = 0
+        self.texts: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Raises RequestFailed if it is too much."""
+        self.size_bytes += len(text) + 1
+        if self.size_bytes > self._most_bytes:
+            raise _too_much()
+        self.texts.append(text)
+
+
+def _too_much() -> RequestFailed:
+    return RequestFailed(
+        ResponseCode.INVALID_PARAMETER, "there are more queues to tell of than fit into an answer: ask for some of them"
+    )
+
+
 class _Stats:
     """What there is to tell of a group and topics."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.tps = 0.0
         self.lag = 0
         self.in_flight = 0
-        self.entries: list[str] = []
+        self.entries = _Entries(most_bytes)
 
     def told(self) -> _ToldStats:
-        return _ToldStats(self.tps, EncodedMap(self.entries))
+        return _ToldStats(self.tps, EncodedMap(self.entries.texts))
 
 
 class _BrokerStats(msgspec.Struct, rename="camel"):
@@ -92,17 +114,6 @@ class _BrokerStats(msgspec.Struct, rename="camel"):
     consume_stats_list: list[dict[str, list[_ToldStats]]] = []
     total_diff: int = 0
     total_inflight_diff: int = 0
-
-
-def _check_room(topics: Iterable[TopicConfig], most: int) -> int:
-    """How many queues the topics have. Raises RequestFailed if an answer can't tell of them all."""
-    queues = sum(topic.read_queue_nums for topic in topics)
-    if queues > most:
-        raise RequestFailed(
-            ResponseCode.INVALID_PARAMETER,
-            f"an answer tells of up to {MAX_QUEUES_TOLD} queues, and these topics have more: ask for some of them",
-        )
-    return queues
 
 
 class Progress:
@@ -147,7 +158,7 @@ class Progress:
 
     async def topic_stats(self, topic: TopicConfig) -> bytes:
         name = topic.topic_name
-        entries = []
+        entries = _Entries(_MAX_BODY_BYTES)
         async for queue_id in steps(range(max(topic.read_queue_nums, topic.write_queue_nums))):
             end = max(0, self._store.max_offset(name, queue_id))
             offset = TopicOffset(
@@ -155,23 +166,27 @@ class Progress:
                 max_offset=end,
                 last_update_timestamp=self._store.store_time(name, queue_id, end - 1) if end else 0,
             )
-            entries.append(encode_entry(self._queue(name, queue_id), offset))
-        return fastjson.dumps(_Told(EncodedMap(entries), topic_put_tps=self._stats.put_tps(name)))
+            entries.add(encode_entry(self._queue(name, queue_id), offset))
+        return fastjson.dumps(_Told(EncodedMap(entries.texts), topic_put_tps=self._stats.put_tps(name)))
 
     async def consume_stats(
-        self, group: str, topics: Iterable[TopicConfig], is_unset: Callable[[str], bool] = lambda topic: False
+        self,
+        group: str,
+        topics: Iterable[TopicConfig],
+        most_bytes: int,
+        is_unset: Callable[[str], bool] = lambda topic: False,
     ) -> _Stats:
-        """Where the group stands in each queue of the topics, which must not have more than `MAX_QUEUES_TOLD`.
+        """Where the group stands in each queue of the topics. Raises RequestFailed if that is too much to tell.
 
         `is_unset(topic)` tells whether a group without an offset there stands at -1.
         """
-        stats = _Stats()
+        stats = _Stats(most_bytes)
         for topic in topics:
             lowest = -1 if is_unset(topic.topic_name) else 0
             async for queue_id in steps(range(topic.read_queue_nums)):
                 queue = self._queue(topic.topic_name, queue_id)
                 offset = self._consume_offset(group, queue, lowest)
-                stats.entries.append(encode_entry(queue, offset))
+                stats.entries.add(encode_entry(queue, offset))
                 stats.lag += offset.broker_offset - offset.consumer_offset
                 stats.in_flight += offset.pull_offset - offset.consumer_offset
             stats.tps += self._stats.get_tps(group, topic.topic_name)
@@ -189,12 +204,14 @@ class Progress:
     async def broker_consume_stats(self, only_ordered: bool) -> bytes:
         answer = _BrokerStats(self._broker_addr)
         topics_by_group = self._offsets.topics_by_group()
-        left = MAX_QUEUES_TOLD
+        left_bytes = _MAX_BODY_BYTES
         async for group in steps([group.group_name for group in self._groups.all()]):
             shown = self.topics_to_show(group, sorted(topics_by_group.get(group, ())))
             shown = [topic for topic in shown if topic.order or not only_ordered]
-            left -= _check_room(shown, left)
-            stats = [await self.consume_stats(group, [topic]) for topic in shown]
+            stats = []
+            for topic in shown:
+                stats.append(await self.consume_stats(group, [topic], left_bytes))
+                left_bytes -= stats[-1].entries.size_bytes
             answer.consume_stats_list.append({group: [each.told() for each in stats]})
             answer.total_diff += sum(each.lag for each in stats)
             answer.total_inflight_diff += sum(each.in_flight for each in stats)
@@ -205,6 +222,8 @@ class Progress:
         return sorted(self._offsets.groups_of(topic) | self._clients.groups_of(topic))
 
     async def time_spans(self, group: str, topic: TopicConfig) -> list[QueueTimeSpan]:
+        if topic.write_queue_nums * _TIME_SPAN_BYTES > _MAX_BODY_BYTES:
+            raise _too_much()
         queue_ids = steps(range(topic.write_queue_nums))
         return [self._time_span(group, topic.topic_name, queue_id) async for queue_id in queue_ids]
 
@@ -237,8 +256,7 @@ class Progress:
             topics = self._existing(named)
         else:
             topics = self.topics_to_show(header.consumer_group, [header.topic] if header.topic else None)
-        _check_room(topics, MAX_QUEUES_TOLD)
-        stats = await self.consume_stats(header.consumer_group, topics, self._is_static)
+        stats = await self.consume_stats(header.consumer_group, topics, _MAX_BODY_BYTES, self._is_static)
         return request.reply(body=fastjson.dumps(stats.told()))
 
     async def _broker_consume_stats(self, request: Frame, connection: Connection) -> Frame:

@@ -79,7 +79,6 @@ MAX_AUTO_CREATED_TOPICS: Final = 100_000
 MAX_TOPICS: Final = 2 * MAX_AUTO_CREATED_TOPICS
 """However they come into being: what consumers need finds room when senders have none left."""
 _PAGE_TOPICS: Final = 2_000
-_MAX_MAPPING_BYTES: Final = 1 << 20  # of a static topic's queues, some 150 bytes each
 _MAX_NAME_LENGTH: Final = 127
 MAX_RETRY_NAME_LENGTH: Final = 255
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
@@ -404,7 +403,7 @@ class _TopicRequests:
     def update_static(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         """A topic, and what of its logical queues this broker has."""
         header = decode_header(CreateTopic, request)
-        detail = request_body(MappingDetail, request.body, _MAX_MAPPING_BYTES)
+        detail = request_body(MappingDetail, request.body)
         log.info("%r creates or changes static topic %s", connection, header.topic)
         topic = TopicConfig(
             topic_name=header.topic,

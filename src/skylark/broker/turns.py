@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-ITEMS_PER_TURN: Final = 512
+ITEMS_PER_TURN: Final = 256
 
 
 async def steps(items: Iterable[T], items_per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:

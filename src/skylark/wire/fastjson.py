@@ -36,6 +36,7 @@ _ENTRY_LINE = "\n\t\t"  # before an entry of a map in the outermost object
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _STRING_OR_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9]{19,}')
+_NUMBER_KEY = re.compile(rb"([{,][ \t\n\r]*)(-?(?:0|[1-9][0-9]*))([ \t\n\r]*:)")
 _LITERALS = {"t": ("true", True), "f": ("false", False), "n": ("null", None)}
 
 
@@ -236,12 +237,13 @@ def decode(data: bytes | bytearray | memoryview | str, wanted: type[T]) -> T:
     """
     decoder = _decoder(cast(Any, wanted)) if isinstance(data, bytes) and b"null" not in data else None
     if decoder is not None:
-        try:
-            return cast(T, decoder.decode(data))
-        except msgspec.ValidationError as error:
-            raise BadJson(str(error)) from None
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            pass  # not standard, or not JSON at all
+        for form in (bytes, quote_number_keys):
+            try:
+                return cast(T, decoder.decode(form(cast(bytes, data))))
+            except msgspec.ValidationError as error:
+                raise BadJson(str(error)) from None
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                continue  # not standard, or not JSON at all
     try:
         value = loads(data)
     except NumberOutOfRange:
@@ -256,6 +258,20 @@ def _decoder(wanted: Any) -> msgspec.json.Decoder[Any] | None:
         return msgspec.json.Decoder(wanted, strict=False)
     except TypeError:
         return None
+
+
+def quote_number_keys(data: bytes) -> bytes:
+    """The same JSON with keys that are whole numbers as strings, which is standard if nothing else is amiss. Strings
+    with escapes are not understood: then nothing is changed.
+
+    >>> quote_number_keys(b'{0:"{1:2}", -1 :{2:3}}')
+    b'{"0":"{1:2}", "-1" :{"2":3}}'
+    """
+    if b"\\" in data or b"\0" in data:
+        return data
+    parts = data.split(b'"')  # every other one is a string
+    parts[::2] = _NUMBER_KEY.sub(rb'\1"\2"\3', b"\0".join(parts[::2])).split(b"\0")
+    return b'"'.join(parts)
 
 
 def quote_long_numbers(data: bytes | bytearray | memoryview | str) -> bytes:
@@ -278,15 +294,22 @@ def convert(value: Any, wanted: type[T]) -> T:
         raise BadJson("nested too deep") from None
 
 
+_CONTAINERS = frozenset((dict, list))
+
+
 def _without_nulls(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise BadJson(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, ObjectKey):
         return value
     if isinstance(value, dict):
-        return {key: _without_nulls(item, depth + 1) for key, item in value.items() if item is not None}
+        return {
+            key: _without_nulls(item, depth + 1) if type(item) in _CONTAINERS else item
+            for key, item in value.items()
+            if item is not None
+        }
     if isinstance(value, list):
-        return [_without_nulls(item, depth + 1) for item in value]
+        return [_without_nulls(item, depth + 1) if type(item) in _CONTAINERS else item for item in value]
     return value
 
 
