@@ -145,12 +145,13 @@ class Topics:
     def __init__(self, config_dir: Path, config: BrokerConfig, clock: Callable[[], int]) -> None:
         path = config_dir / "topics.json"
         self._config = config
+        self._clock = clock
         builtin = {topic.topic_name: topic for topic in _builtin_topics(config)}
         self.system_topics = _SYSTEM_TOPICS | builtin.keys()
         stored = load(path, TopicTable) or TopicTable(data_version=DataVersion(timestamp_ms=clock()))
         self._topics = builtin | {name: _limited(topic) for name, topic in stored.topic_config_table.items()}
         self.table = EntryTable(
-            path, "topic", self._topics, stored.data_version, clock, lambda: _WrittenTopics, self._changed
+            path, "topic", self._topics, stored.data_version, self._clock, lambda: _WrittenTopics, self._changed
         )
         self.get = self._topics.get
         self.data_version = stored.data_version
