@@ -28,7 +28,7 @@ from skylark.broker.turns import ITEMS_PER_TURN, beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import Pool
 from skylark.store.tables import load
-from skylark.wire.bodies import BROADCASTING, BadBody, MessageQueue, decode_body, encode_body
+from skylark.wire.bodies import BROADCASTING, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetRouteInfo
