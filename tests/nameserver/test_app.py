@@ -245,9 +245,15 @@ def test_a_registration_that_is_cut_off_leaves_nothing(tmp_path: Path, monkeypat
                 await registering
             while len(server._server.connections) > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
+            # The thread goes on; another one would have as much to hold in memory, and waits for its end.
+            begun.clear()
+            waiting = asyncio.create_task(watcher.register(encode_register_body(many(41))))
+            for _ in range(10):
+                assert await watcher.topics() == []
+            assert not begun.is_set()
             go_on.set()
-            assert (await watcher.register()).code == ResponseCode.SUCCESS
-            assert await watcher.topics() == ["A", "B"]
+            assert (await waiting).code == ResponseCode.SUCCESS
+            assert len(await watcher.topics()) == 41
             watcher.close()
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,55 @@ def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert loaded(path).namespace("ns") == {str(i): str(i) for i in range(20)}
+
+
+def test_changes_that_wait_for_the_disk_go_there_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kvConfig.json"
+    written: list[bytes] = []
+    replace = KVConfig._replace
+    monkeypatch.setattr(KVConfig, "_replace", lambda self, content: (written.append(content), replace(self, content)))
+
+    async def run() -> None:
+        kv = loaded(path)
+        await asyncio.gather(*(kv.put("ns", str(i), str(i)) for i in range(20)))
+
+    asyncio.run(run())
+    assert len(written) == 2
+    assert loaded(path).namespace("ns") == {str(i): str(i) for i in range(20)}
+
+
+def test_a_change_that_nobody_waits_for_any_more_is_written_to_its_end_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kvConfig.json"
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[bytes] = []
+    replace = KVConfig._replace
+
+    def held(self: KVConfig, content: bytes) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        replace(self, content)
+        done.append(path.read_bytes())
+
+    monkeypatch.setattr(KVConfig, "_replace", held)
+
+    async def run() -> None:
+        kv = loaded(path)
+        first = asyncio.create_task(kv.put("ns", "a", "1"))
+        await asyncio.to_thread(begun.wait, 60)
+        begun.clear()
+        first.cancel()
+        second = asyncio.create_task(kv.put("ns", "b", "2"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not begun.is_set()
+        go_on.set()
+        await second
+        assert first.cancelled()
+
+    asyncio.run(run())
+    assert [json.loads(content)["configTable"]["ns"] for content in done] == [{"a": "1"}, {"a": "1", "b": "2"}]
 
 
 def test_a_file_of_apaches_is_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from skylark.nameserver.config import NamesrvConfig
 from skylark.nameserver.kvconfig import KVConfig
 from skylark.nameserver.routes import Broker, NoRoom, Routes
+from skylark.nameserver.threads import in_thread
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire import headers
 from skylark.wire.bodies import decode_body, encode_body
@@ -103,8 +104,8 @@ class BrokerRequests:
         self._waiting[connection] += size_bytes
         try:
             async with self._turn:  # what is read takes many times the room of the request
-                body = await asyncio.to_thread(
-                    decode_register_body, request.body, compressed=header.compressed, version=request.version
+                body = await in_thread(
+                    lambda: decode_register_body(request.body, compressed=header.compressed, version=request.version)
                 )
                 return await self._take_by_parts(request, header, broker, body, connection)
         finally:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from skylark.config.properties import ConfigError
+from skylark.nameserver.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class KVConfig:
         self._bytes = 0
         self._is_damaged = False  # the file, which must not become the backup then
         self._writing = asyncio.Lock()
+        self._changes = 0
+        self._saved = 0  # so many of them
 
     def load(self) -> None:
         """Reads the file, if there is one. Raises ConfigError if neither it nor its backup can be used."""
@@ -99,10 +102,16 @@ class KVConfig:
             await self._save()
 
     async def _save(self) -> None:
+        self._changes += 1
+        change = self._changes
         async with self._writing:
+            if self._saved >= change:
+                return  # who wrote before wrote this as well
             # Encoded under the lock: whoever writes last writes everything.
             content = msgspec.json.encode({"configTable": self._table}, order="deterministic")
-            await asyncio.to_thread(self._replace, content)
+            changes = self._changes
+            await in_thread(lambda: self._replace(content))
+            self._saved = changes
 
     def _replace(self, content: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
