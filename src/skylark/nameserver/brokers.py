@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 _ZONE_NAME: Final = "__ZONE_NAME"
 _MOST_BYTES_AT_ONCE: Final = 64 << 10
-_MOST_TOPICS_AT_ONCE: Final = 4096
+_MOST_TOPICS_AT_ONCE: Final = 1024
 _MOST_WAITING_BYTES: Final = 128 << 20
 _SAY_AGAIN_MS: Final = 60_000
 
