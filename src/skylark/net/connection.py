@@ -290,9 +290,9 @@ class Connection(asyncio.Protocol):
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
         data = self._encode_request(request)
-        if not self._takes_late:
+        if self._write_blocked and not self._dialled:
             self._pushed_bytes += len(data)
-            if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.late.is_open:
+            if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.unread.is_open:
                 return
         self._write_soon(data)
 
@@ -521,10 +521,12 @@ class Connection(asyncio.Protocol):
                 data = self._encode(request, request.reply(ResponseCode.SYSTEM_BUSY, "what was written is not read"))
             self._write_soon(data)
 
-    def _wake(self, request: Frame, suspended: Suspended, ready: asyncio.Future[bool]) -> None:
+    def _wake(self, request: Frame, suspended: Suspended, ready: asyncio.Future[Any]) -> None:
         """The event came that a request waits for."""
         self._waiting.discard(ready)
         if self._transport is None:
+            if not ready.cancelled():
+                ready.exception()  # looked at
             return
         if ready.cancelled():
             self._stop_waiting(request.wire_bytes + suspended.held_bytes)

@@ -43,7 +43,7 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
-class FrameTooLong(Exception):
+class FrameTooLong(BadFrame):
     """A frame that the lengths in front of its parts can't express."""
 
 
