@@ -79,6 +79,13 @@ async def until_routed(server: str, topic: str = "TBW102") -> None:
     await until(lambda: is_routed(server, topic))
 
 
+async def until_gone(server: str, topic: str = "TBW102") -> None:
+    async def is_gone() -> bool:
+        return not await is_routed(server, topic)
+
+    await until(is_gone)
+
+
 async def is_routed(server: str, topic: str = "TBW102") -> bool:
     return await route(server, topic) is not None
 

@@ -19,6 +19,7 @@ from broker.routed import (
     port_of,
     route,
     until,
+    until_gone,
     until_perm,
     until_routed,
 )
@@ -31,6 +32,12 @@ from skylark.wire.frame import Frame
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is given up because the machine is busy."""
+    monkeypatch.setattr(module, "_QUESTION_S", NEVER_S)
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection of long ago is found out soon."""
     monkeypatch.setattr(module, "_QUESTION_S", SOON_S)
@@ -39,6 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 # Name servers that do not answer.
 
 
+@pytest.mark.usefixtures("patient")
 def test_one_that_hangs_holds_up_neither_start_nor_sends_nor_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,7 +66,7 @@ def test_one_that_hangs_holds_up_neither_start_nor_sends_nor_end(
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("patient")
 def test_one_that_hangs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with (
@@ -119,7 +127,7 @@ def test_one_that_comes_back_on_the_same_address(tmp_path: Path) -> None:
             async with name_server(tmp_path, port_of(server)):
                 await until_routed(server, "Fresh")
                 await broker.stop()
-                assert not await is_routed(server)
+                await until_gone(server)
 
     asyncio.run(run())
 
