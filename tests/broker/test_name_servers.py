@@ -27,8 +27,11 @@ from client.inbox import eventually
 from patience import DEADLINE_S
 from relay import relay
 from skylark.broker import registration as module
+from skylark.client.producer import Producer
+from skylark.client.session import Session
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
+from skylark.wire.tables import PERM_WRITE
 
 
 @pytest.fixture
@@ -166,6 +169,33 @@ def test_a_broker_drains_and_fills_again(tmp_path: Path) -> None:
                 answer = await broker.ask(RequestCode.UPDATE_BROKER_CONFIG, f"brokerPermission={perm}".encode())
                 assert answer.code == ResponseCode.SUCCESS
                 await until_perm(broker.namesrv, perm)
+
+    asyncio.run(run())
+
+
+def test_producers_leave_a_broker_that_drains(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            name_server(tmp_path) as server,
+            broker_at(tmp_path / "a", server) as drained,
+            broker_at(tmp_path / "b", server, broker_name="broker-b") as other,
+            Session(server, request_timeout_s=DEADLINE_S) as session,
+            Producer(session=session, timeout_s=DEADLINE_S) as producer,
+        ):
+            for broker in (drained, other):
+                await broker.send("Orders")
+            await until(lambda: has_brokers(server, 2))
+            used = {(await producer.send("Orders", b"x")).queue.broker_name for _ in range(8)}
+            assert used == {"broker-a", "broker-b"}
+            await drained.ask(RequestCode.UPDATE_BROKER_CONFIG, b"brokerPermission=4")
+            await until(lambda: has_brokers(server, 1))
+            await session.routes.refresh()  # as every 30 s
+            used = {(await producer.send("Orders", b"x")).queue.broker_name for _ in range(8)}
+            assert used == {"broker-b"}
+
+    async def has_brokers(server: str, count: int) -> bool:
+        found = await route(server, "Orders")
+        return found is not None and sum(queues.perm & PERM_WRITE > 0 for queues in found.queue_datas) == count
 
     asyncio.run(run())
 
