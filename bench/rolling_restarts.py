@@ -1,6 +1,6 @@
 """What a rolling restart does to a group: three brokers, one producer, two members, each broker restarted in turn.
 
-    .venv/bin/python bench/rolling_restarts.py                              # Apache's Java clients, about two minutes
+    .venv/bin/python bench/rolling_restarts.py                              # Apache's Java clients, 2 to 3 minutes
     .venv/bin/python bench/rolling_restarts.py --clients python --orderly
     .venv/bin/python bench/rolling_restarts.py --server apache --down 5
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import random
 import subprocess
 import sys
 import tempfile
@@ -48,6 +50,7 @@ from skylark.wire.codes import RequestCode
 
 TOPIC, GROUP, QUEUES, BROKERS = "Rolling", "rolling", 4, 3
 BATCH = 10
+INTERVAL_S = 30.0
 QUIET_S = 25.0
 """Before the first restart and behind the last: the members agree on their queues, and nobody waits any more."""
 
@@ -224,6 +227,7 @@ async def be_member(namesrv: str, name: str, *, orderly: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(delivery) + b"\n")
         sys.stdout.buffer.flush()
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     consumer = PushConsumer(namesrv, group=GROUP, listener=told, orderly=orderly, from_where="first")
     consumer.subscribe(TOPIC)
     async with consumer:
@@ -277,7 +281,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> tuple[Sender, list[De
             members.append(member_of(directory, cluster.namesrv, name, orderly=arguments.orderly))
             stack.callback(members[-1].close)
         sender = Sender(directory, cluster.namesrv, arguments.rate)
-        time.sleep(QUIET_S)
+        # Else each run would restart the brokers at the same point of the clients' intervals.
+        time.sleep(QUIET_S + random.uniform(0, INTERVAL_S))
         for name in cluster.ports:
             stopped = now_ms()
             cluster.stop_broker(name)
