@@ -9,7 +9,7 @@ import pytest
 
 from client.plain import send
 from skylark.client.errors import NotReachable
-from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, default_directory
+from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, commit, default_directory
 from skylark.client.pulling import pull
 from skylark.client.session import Session
 from skylark.client.subscriptions import build_subscription
@@ -191,5 +191,30 @@ def test_a_commit_that_is_cancelled_is_made_up_for() -> None:
             await cluster.broker.start()
             await offsets.persist([queue])
             assert await RemoteOffsets(session, "g").fetch(queue, is_strict=True) == 5
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("other", [None, 5], ids=["nobody else", "another member"])
+def test_a_queue_that_was_given_up_without_a_commit_goes_on_where_it_was(other: int | None) -> None:
+    async def scenario() -> None:
+        async with LocalCluster(topics={"t": 1}) as cluster, Session(cluster.name_servers) as session:
+            [queue] = (await session.routes.get("t")).read_queues
+            await pull(session, "g", queue, build_subscription("t", version=1), 0, brings_subscription=True)
+            offsets = RemoteOffsets(session, "g")
+            offsets.update(queue, 3)
+            await offsets.persist([queue])
+            offsets.update(queue, 7)
+            await cluster.broker.stop()
+            await offsets.persist([queue])  # in vain
+            offsets.forget(queue)
+            await cluster.broker.start()
+            if other is not None:
+                await commit(session, "g", queue, other, timeout_s=60.0)
+            assert await offsets.fetch(queue) == (7 if other is None else other)
+            await offsets.persist([queue])
+            assert await RemoteOffsets(session, "g").fetch(queue) == (7 if other is None else other)
+            offsets.forget(queue)
+            assert await offsets.fetch(queue) == (7 if other is None else other)
 
     asyncio.run(scenario())

@@ -126,7 +126,11 @@ class _Memory:
 
 
 class RemoteOffsets(_Memory):
-    """Offsets at the broker that holds the queue: for clustering."""
+    """Offsets at the broker that holds the queue: for clustering.
+
+    A queue is given up when its broker is away, and what was consumed last can't be committed then. If this member gets
+    the queue back, and nobody has committed to it meanwhile, it goes on where it was.
+    """
 
     def __init__(self, session: Session, group: str, timeout_s: float = 3.0) -> None:
         super().__init__()
@@ -134,10 +138,23 @@ class RemoteOffsets(_Memory):
         self._group = group
         self._timeout_s = timeout_s
         self._failing: set[str] = set()
+        self._stored: dict[MessageQueue, int] = {}  # as the broker said last, or was told
+        self._left: dict[MessageQueue, tuple[int, int]] = {}  # what was stored and what was known when it was given up
 
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         stored = await committed(self._session, self._group, queue, self._timeout_s, is_strict=is_strict)
+        before, consumed = self._left.pop(queue, (UNKNOWN, UNKNOWN))
+        self._stored[queue] = stored
+        if stored == before and consumed > stored:
+            self.update(queue, consumed)
+            return consumed
         return self._learn(queue, stored)
+
+    def forget(self, queue: MessageQueue) -> None:
+        stored = self._stored.pop(queue, UNKNOWN)
+        if queue in self._dirty:
+            self._left[queue] = stored, self._offsets[queue]
+        super().forget(queue)
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         dirty = [queue for queue in queues if queue in self._dirty]
@@ -154,6 +171,7 @@ class RemoteOffsets(_Memory):
                 self._failing.add(broker)
                 log.warning("group %s: offsets can't be committed to %s: %s", self._group, broker, e)
         else:
+            self._stored[queue] = offset
             # Not before: whoever is cancelled meanwhile has stored nothing, and another call must do so.
             if self._offsets.get(queue) == offset:
                 self._dirty.discard(queue)
