@@ -11,13 +11,14 @@ import ctypes
 import gc
 import json
 import logging
+import random
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from broker.live import Live, live_broker, messages_of
+from broker.live import DEADLINE_S, Live, live_broker, messages_of
 from faults.furnished import KEPT, SETTINGS, everything, furnish, of_static
 from faults.requests_of_all_kinds import BROKER, INTS, LARGE, NAME_SERVER, Asked, Kind, requests
 from skylark.broker import config as broker_config
@@ -30,7 +31,6 @@ from skylark.wire.codes import NAME_SERVER_CODES, RequestCode
 from skylark.wire.frame import MAX_FRAME_BYTES, Encoding, Frame
 from skylark.wire.numbers import LONG_MAX, LONG_MIN
 
-ANSWER_S = 60.0
 AT_ONCE = 64
 _CLASS_NAME = re.compile(r"\b[A-Z]\w+(?:Error|Exception)\b(?!>)")
 # A request that waits for messages may wait for ever then, so it is not waited for.
@@ -65,8 +65,8 @@ class Walk:
         self.broker = broker
         self.complaints: list[str] = []
         self.answers: dict[str, str] = {}
-        self._pool = Pool(connect_timeout_s=ANSWER_S)
-        self._patient = Pool(connect_timeout_s=ANSWER_S)
+        self._pool = Pool(connect_timeout_s=DEADLINE_S)
+        self._patient = Pool(connect_timeout_s=DEADLINE_S)
         self._waiting: list[asyncio.Future[Frame]] = []
 
     async def close(self) -> None:
@@ -76,26 +76,25 @@ class Walk:
         await asyncio.gather(*self._waiting, return_exceptions=True)
         self._waiting.clear()
         await self.broker.ask(RequestCode.GET_BROKER_CONFIG)
-        self._pool, self._patient = Pool(connect_timeout_s=ANSWER_S), Pool(connect_timeout_s=ANSWER_S)
+        self._pool, self._patient = Pool(connect_timeout_s=DEADLINE_S), Pool(connect_timeout_s=DEADLINE_S)
 
     async def ask_all(self, where: str, address: str, kinds: dict[int, Kind], *, only_large: bool = False) -> None:
         for code, kind in kinds.items():
-            at_once = []
-            for asked in requests(code, kind, only_large=only_large):
-                if (code, asked.what) in _UNANSWERED:
-                    continue
-                if asked.what.startswith(_WAITS):
-                    self._waiting.append(asyncio.ensure_future(self._patient.request(address, asked.frame)))
-                else:
-                    at_once.append(asked)
+            some = list(requests(code, kind, only_large=only_large))
+            at_once = [
+                each for each in some if not each.what.startswith(_WAITS) and (code, each.what) not in _UNANSWERED
+            ]
             await self.ask(f"{where} {RequestCode(code).name}", address, at_once)
+            for asked in some:
+                if asked.what.startswith(_WAITS):
+                    self._waiting.append(asyncio.ensure_future(self._patient.request(address, asked.frame, DEADLINE_S)))
 
     async def ask(self, where: str, address: str, asked: Iterable[Asked], *, may_close: bool = False) -> None:
         todo = list(asked)
         for start in range(0, len(todo), AT_ONCE):
             some = todo[start : start + AT_ONCE]
             answers = await asyncio.gather(
-                *(self._pool.request(address, each.frame, ANSWER_S) for each in some), return_exceptions=True
+                *(self._pool.request(address, each.frame, DEADLINE_S) for each in some), return_exceptions=True
             )
             for each, answer in zip(some, answers, strict=True):
                 self._note(f"{where} {each.what}", answer, may_close=may_close)
@@ -107,10 +106,8 @@ class Walk:
                 self.complaints.append(f"{where}: {answer!r}")
             return
         remark = answer.remark or ""
-        body = answer.body[:300].decode("utf-8", "replace") if answer.body[:1] in (b"{", b"[") else ""
-        self.answers[where] = (
-            re.sub(r"[0-9]+", "#", f"{remark[:300]} {sorted(answer.fields)} {body}") + f" {answer.code}"
-        )
+        told = re.sub(r"[0-9]+", "#", remark)[:300]  # offsets and ports differ from run to run
+        self.answers[where] = f"{answer.code} {told} {sorted(answer.fields)} {bool(answer.body)}"
         if remark == INTERNAL_ERROR or _CLASS_NAME.search(remark):
             self.complaints.append(f"{where}: {remark[:300]}")
         for name, value in answer.fields.items():
@@ -186,7 +183,7 @@ async def ask_everything(this: Walk, broker: Live, kinds: dict[int, Kind]) -> No
     config = (await broker.ask(RequestCode.GET_BROKER_CONFIG)).body
     settings = of_settings(broker_config.UPDATABLE_KEYS, RequestCode.UPDATE_BROKER_CONFIG, config)
     await this.ask("broker", broker.address, settings)
-    config = (await broker.pool.request(broker.namesrv, Frame(RequestCode.GET_NAMESRV_CONFIG))).body
+    config = (await broker.pool.request(broker.namesrv, Frame(RequestCode.GET_NAMESRV_CONFIG), DEADLINE_S)).body
     settings = of_settings(name_server_config.UPDATABLE_KEYS, RequestCode.UPDATE_NAMESRV_CONFIG, config)
     await this.ask("name server", broker.namesrv, settings)
     await this.ask("broker", broker.address, of_other_servers(NAME_SERVER_CODES))
@@ -197,14 +194,14 @@ async def ask_everything(this: Walk, broker: Live, kinds: dict[int, Kind]) -> No
 
 
 async def look_for_growth(this: Walk, broker: Live, kinds: dict[int, Kind]) -> None:
-    """What the largest values leave behind when their client has gone: less with every turn."""
+    """What the largest values leave behind when their client has gone, the second time that they come."""
     sizes = []
-    for _ in range(3):
+    for _ in range(2):
         await this.ask_all("large: name server", broker.namesrv, NAME_SERVER, only_large=True)
         await this.ask_all("large: broker", broker.address, kinds, only_large=True)
         await this.close()
         sizes.append(heap_bytes())
-    if sizes[-1] - sizes[-2] > _KEPT_BYTES:
+    if sizes[1] - sizes[0] > _KEPT_BYTES:
         this.complaints.append(f"memory is kept: {sizes}")
 
 
@@ -217,6 +214,7 @@ async def walk(root: Path) -> dict[str, Any]:
         this.complaints += missing_codes(broker)
         kinds, member = await furnish(broker)
         await ask_everything(this, broker, kinds)
+        answers = dict(this.answers)
         await look_for_growth(this, broker, kinds)
         member.close()
         before = await everything(broker)
@@ -229,11 +227,12 @@ async def walk(root: Path) -> dict[str, Any]:
                 pass
             assert [message.body for message in messages_of(answer)] == [body]
     this.complaints += [f"traceback: {each}" for each in log.found]
-    return {"compiled": is_compiled(), "answers": this.answers, "complaints": this.complaints}
+    return {"compiled": is_compiled(), "answers": answers, "complaints": this.complaints}
 
 
 def main() -> None:
     """Prints what was found as JSON."""
+    random.seed(0)  # a pop begins at any queue
     print(json.dumps(asyncio.run(walk(Path(sys.argv[1])))))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from broker.live import Live, messages_of
+from broker.live import DEADLINE_S, Live, messages_of
 from faults.requests_of_all_kinds import BROKER, BROKER_NAME, CLUSTER, DOOMED, NAME, STATIC, Kind
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool
@@ -46,7 +46,8 @@ async def _member(broker: Live) -> Pool:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: answer,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: answer,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: answer,
-        }
+        },
+        connect_timeout_s=DEADLINE_S,
     )
     subscriptions = [
         bodies.Subscription(topic=NAME, sub_string="*", sub_version=1),
@@ -62,7 +63,7 @@ async def _member(broker: Live) -> Pool:
     beat = bodies.Heartbeat(
         client_id=NAME, consumer_data_set=[consumer], producer_data_set=[bodies.ProducerData(group_name=NAME)]
     )
-    await usable(member.request(broker.address, Frame(RequestCode.HEART_BEAT, {}, encode_body(beat))))
+    await usable(member.request(broker.address, Frame(RequestCode.HEART_BEAT, {}, encode_body(beat)), DEADLINE_S))
     return member
 
 
@@ -93,7 +94,7 @@ async def furnish(broker: Live) -> tuple[dict[int, Kind], Pool]:
     for request in (
         Frame(RequestCode.REGISTER_BROKER, register | {"haServerAddr": ""}), Frame(RequestCode.PUT_KV_CONFIG, put)
     ):  # fmt: skip
-        await usable(broker.pool.request(broker.namesrv, request))
+        await usable(broker.pool.request(broker.namesrv, request, DEADLINE_S))
     member = await _member(broker)
     return await _send_all_kinds(broker), member
 
@@ -171,7 +172,7 @@ async def everything(broker: Live) -> dict[str, Any]:
     ):  # fmt: skip
         found[code.name] = fastjson.loads((await usable(broker.ask(code))).body)
     values = Frame(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": NAME})
-    found["kv"] = (await broker.pool.request(broker.namesrv, values)).body
+    found["kv"] = (await broker.pool.request(broker.namesrv, values, DEADLINE_S)).body
     offsets = found["GET_ALL_CONSUMER_OFFSET"]
     found["GET_ALL_CONSUMER_OFFSET"] = offsets["offsetTable"]  # the rest is not kept
     return found

@@ -46,6 +46,7 @@ FIELDS: dict[str, str | None] = {
     **dict.fromkeys(("defaultTopic", "c"), "TBW102"),
     **dict.fromkeys(("brokerName", "bname"), BROKER_NAME),
     **dict.fromkeys(("clusterName", "cluster"), CLUSTER),
+    **dict.fromkeys(("heartbeatTimeoutMillis", "heartbeatTimeoutMills"), "120000"),
     "endTimestamp": str(2**61),
     "maxMsgNums": "32",
     "perm": "6",
@@ -114,13 +115,13 @@ BROKER: dict[int, Kind] = {
     RequestCode.PULL_MESSAGE: Kind(headers.PullMessage, fields={"sysFlag": "5"}),
     RequestCode.LITE_PULL_MESSAGE: Kind(headers.PullMessage, fields={"sysFlag": "4"}),
     RequestCode.REGISTER_FILTER_SERVER: Kind(headers.RegisterFilterServer),
+    RequestCode.PEEK_MESSAGE: Kind(pop.PeekMessage),
+    RequestCode.NOTIFICATION: Kind(pop.Notification),
+    RequestCode.POLLING_INFO: Kind(pop.PollingInfo),
     RequestCode.POP_MESSAGE: Kind(pop.PopMessage, fields={"queueId": "-1"}),
     RequestCode.ACK_MESSAGE: Kind(pop.AckMessage),
     RequestCode.BATCH_ACK_MESSAGE: Kind(body=pop.BatchAckMessage),
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Kind(pop.ChangeInvisibleTime),
-    RequestCode.PEEK_MESSAGE: Kind(pop.PeekMessage),
-    RequestCode.NOTIFICATION: Kind(pop.Notification),
-    RequestCode.POLLING_INFO: Kind(pop.PollingInfo),
     RequestCode.QUERY_ASSIGNMENT: Kind(body=pop.QueryAssignment),
     RequestCode.SET_MESSAGE_REQUEST_MODE: Kind(body=pop.SetMessageRequestMode),
     RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: Kind(),
@@ -182,7 +183,10 @@ BROKER: dict[int, Kind] = {
 }
 NAME_SERVER: dict[int, Kind] = {
     RequestCode.REGISTER_BROKER: Kind(
-        headers.RegisterBroker, routes.RegisterBrokerBody, {"brokerId": "1", "brokerName": DOOMED}
+        headers.RegisterBroker,
+        routes.RegisterBrokerBody,
+        {"brokerId": "1", "brokerName": DOOMED},
+        members={"topicConfigTable": {name: {"topicName": name, "perm": 6} for name in (NAME, DOOMED)}},
     ),
     RequestCode.UNREGISTER_BROKER: Kind(headers.UnregisterBroker, fields={"brokerName": DOOMED}),
     RequestCode.BROKER_HEARTBEAT: Kind(headers.BrokerHeartbeat),
