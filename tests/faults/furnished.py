@@ -25,6 +25,7 @@ SETTINGS: dict[str, object] = {
     "brokerClusterName": CLUSTER,
     "enablePropertyFilter": True,
     "recallMessageEnable": True,
+    "serverChannelMaxIdleTimeSeconds": 3600,
 }
 
 
