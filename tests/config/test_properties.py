@@ -267,3 +267,8 @@ def test_settings_of_a_request_are_no_longer_than_settings_are() -> None:
     assert len(parse("a\\\n" * 20_000)) == 1
     with pytest.raises(ConfigError, match="65537 characters of settings, 65536 are allowed"):
         parse("x" * 65_537)
+
+
+def test_a_key_that_is_too_long_to_be_misspelt_is_compared_with_none() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key x{100}\.\.\., which has 60000 characters$"):
+        update(Settings(), {"x" * 60_000: "1"}, allowed={"listenPort"})

@@ -306,12 +306,12 @@ def _unknown(key: str, known: Collection[str], ignored: Collection[str]) -> str:
 def _refusal(key: str, *, known: bool, allowed: Collection[str]) -> str:
     if known:
         return f"{key} cannot be changed while the server runs; set it in the configuration file and restart"
+    if len(key) > _LONGEST_KEY:
+        return f"unknown key {key[:_LONGEST_KEY]}..., which has {len(key)} characters"
     return f"unknown key {key}{_suggestion(key, allowed)}"
 
 
 def _suggestion(key: str, candidates: Collection[str]) -> str:
-    if len(key) > _LONGEST_KEY:
-        return ""
     close = difflib.get_close_matches(key, candidates, n=1, cutoff=_CLOSE)
     if not close:
         # difflib weighs case, a reader does not: brokername is brokerName to whoever typed it.
