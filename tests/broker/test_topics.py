@@ -148,30 +148,30 @@ def test_the_trace_topic_is_an_option(tmp_path: Path) -> None:
 
 class TestCreationBySending:
     def test_inherits_from_the_default_topic(self, bench: Bench) -> None:
-        topic = bench.topics.create_for_send("T", "TBW102", 4, 1)
+        topic = bench.topics.inherited("T", "TBW102", 4, 1)
         assert topic == TopicConfig("T", 4, 4, RW, topic_sys_flag=1)
-        assert bench.topics.get("T") is topic
-        assert bench.topics.create_for_send("T", "TBW102", 8, 0) is topic
+        assert "T" not in bench.topics
 
     @pytest.mark.parametrize(("asked", "given"), [(100, 8), (-1, 0)])
     def test_the_queues_are_bounded_by_the_default_topic(self, bench: Bench, asked: int, given: int) -> None:
-        topic = bench.topics.create_for_send("T", "TBW102", asked, 0)
+        topic = bench.topics.inherited("T", "TBW102", asked, 0)
         assert topic is not None
         assert topic.write_queue_nums == given
 
     def test_needs_a_default_topic_that_lets_inherit(self, bench: Bench, tmp_path: Path) -> None:
-        assert bench.topics.create_for_send("T", "NOPE", 4, 0) is None
-        assert bench.topics.create_for_send("T", "BenchmarkTest", 4, 0) is None
-        bench.topics.create_for_send("written", "TBW102", 4, 0)
+        assert bench.topics.inherited("T", "NOPE", 4, 0) is None
+        assert bench.topics.inherited("T", "BenchmarkTest", 4, 0) is None
+        bench.topics.put(TopicConfig("written"))
         # Auto creation was on when the file was written, so that TBW102 is in it.
         switched_off = Topics(tmp_path, config(auto_create_topic_enable=False), lambda: 0)
         assert "TBW102" in switched_off
-        assert switched_off.create_for_send("T", "TBW102", 4, 0) is None
+        assert switched_off.inherited("T", "TBW102", 4, 0) is None
 
     def test_is_bounded(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_AUTO_CREATED_TOPICS", len(bench.topics) + 1)
-        assert bench.topics.create_for_send("T", "TBW102", 4, 0) is not None
-        assert bench.topics.create_for_send("U", "TBW102", 4, 0) is None
+        assert bench.topics.inherited("T", "TBW102", 4, 0) is not None
+        bench.topics.put(TopicConfig("T"))
+        assert bench.topics.inherited("U", "TBW102", 4, 0) is None
 
     def test_for_send_back(self, bench: Bench) -> None:
         topic = bench.topics.create_for_send_back("%RETRY%g", 1, RW, 2)

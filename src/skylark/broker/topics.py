@@ -174,17 +174,6 @@ class Topics:
     def is_system(self, name: str) -> bool:
         return name in self.system_topics or name.startswith(SYSTEM_PREFIX)
 
-    def create_for_send(
-        self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int
-    ) -> TopicConfig | None:
-        """The topic, created after the pattern of the default topic if that may be inherited from; else None."""
-        topic = self._topics.get(name)
-        if topic is None:
-            topic = self.inherited(name, default_topic, client_queue_nums, topic_sys_flag)
-            if topic is not None:
-                self.put(topic)
-        return topic
-
     def inherited(
         self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int
     ) -> TopicConfig | None:
