@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skylark.wire.lookup import find_property, find_text, is_at, properties_position, property_key, scan_properties
+from skylark.wire.lookup import (
+    StoredProperties,
+    find_property,
+    find_text,
+    is_at,
+    properties_position,
+    property_key,
+    scan_properties,
+)
 from skylark.wire.message import Message
 from skylark.wire.records import decode_properties, encode_properties, encode_record
 
@@ -20,6 +28,16 @@ loose = st.lists(st.sampled_from([b"a", b"b", b"aa", b"\x01", b"\x02", b"\xc3", 
 @given(loose, loose, st.sampled_from(["a", "aa", "b", "\u00e9"]))
 def test_a_property_is_found_as_by_decoding_all(before: bytes, stored: bytes, name: str) -> None:
     assert find_text(before + stored, len(before), property_key(name)) == decode_properties(stored).get(name)
+
+
+@given(loose, loose)
+def test_many_are_found_as_one_is(before: bytes, stored: bytes) -> None:
+    properties = StoredProperties(before + stored, len(before))
+    for _ in range(4):  # at first one by one, and later from a map
+        for name in ("a", "aa", "b", "\u00e9"):
+            key = property_key(name)
+            assert properties.text(key) == decode_properties(stored).get(name)
+            assert properties.find(key) == find_property(before + stored, len(before), key)
 
 
 @given(loose, loose)

@@ -38,8 +38,9 @@ from skylark.wire.typed import decode_header
 
 log = logging.getLogger(__name__)
 
-MAX_AUTO_CREATED_GROUPS: Final = 100_000
-MAX_GROUPS: Final = 2 * MAX_AUTO_CREATED_GROUPS
+MAX_AUTO_CREATED_GROUPS: Final = 20_000
+"""A group takes 3 KB with its retry topic."""
+MAX_GROUPS: Final = 5 * MAX_AUTO_CREATED_GROUPS
 MAX_FORBIDDEN: Final = 65_536
 _BUILTIN_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",

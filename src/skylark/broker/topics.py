@@ -75,9 +75,9 @@ FORBIDDEN_SEND_TOPICS: Final = frozenset(
 )  # fmt: skip
 """Topics that only the broker itself writes to."""
 
-MAX_AUTO_CREATED_TOPICS: Final = 100_000
+MAX_AUTO_CREATED_TOPICS: Final = 50_000
 MAX_TOPICS: Final = 2 * MAX_AUTO_CREATED_TOPICS
-"""However they come into being: what consumers need finds room when senders have none left."""
+"""However they come into being: what consumers need finds room when senders have none left. A topic takes 1 KB."""
 _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
 MAX_RETRY_NAME_LENGTH: Final = 255
