@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filters import BadExpression, selector_of
 from skylark.broker.table_writer import Rendered, TableWriter
-from skylark.selectors import MAX_LENGTH, Selector
+from skylark.selectors import MAX_LENGTH, Selector, compile_selector
 from skylark.store.tables import load
 from skylark.wire.bodies import Subscription
 from skylark.wire.numbers import Int, Long
@@ -112,6 +112,8 @@ class FilterTable:
         self._swept_ms = now_ms
         self._load(path, now_ms)
         self._unsaved = False
+        if config.enable_property_filter:
+            compile_selector("TRUE")  # builds the parser, while nobody waits for it
 
     def get(self, topic: str, group: str) -> FilterData | None:
         return self._groups.get(group, {}).get(topic)

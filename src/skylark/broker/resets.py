@@ -86,8 +86,8 @@ class Resets:
         refuse_of_broker(header.group)
         reset = self._reset_here if self._config.use_server_side_reset_offset else self._reset_clients
         moved = await reset(header)
-        answer = ResetOffsets(offset_table=self._by_queue(header.topic, moved))
-        return request.reply(body=await beside(lambda: fastjson.dumps(answer)))
+        body = await beside(lambda: fastjson.dumps(ResetOffsets(offset_table=self._by_queue(header.topic, moved))))
+        return request.reply(body=body)
 
     async def clone(self, request: Frame, connection: Connection) -> Frame:
         """Copies offsets of one topic, or of all; topics that an online group has left are passed over."""
@@ -135,7 +135,7 @@ class Resets:
             moved = {header.queue_id: header.offset}
         if not moved:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
-        for queue, offset in moved.items():
+        async for queue, offset in steps(moved.items()):
             self._offsets.reset(header.group, header.topic, queue, offset)
             self._arrivals.wake(header.topic, queue)
         return moved
