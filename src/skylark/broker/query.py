@@ -31,7 +31,7 @@ from skylark.wire.typed import decode_header
 UNIQUE_KEY_FIELD: Final = "_UNIQUE_KEY_QUERY"
 
 _TAG_INDEX: Final = "T"
-_MAX_QUEUE_ENTRIES: Final = 2048
+_MAX_QUEUE_ENTRIES: Final = 4096
 
 
 def handlers(store: Store, clients: Clients, config: BrokerConfig) -> dict[int, Handler]:
