@@ -135,13 +135,18 @@ def test_a_waiting_pull_sleeps_until_a_message_matches(tmp_path: Path) -> None:
 
 def test_a_wait_that_ends_tells_how_far_it_looked(tmp_path: Path) -> None:
     async def run() -> None:
-        async with live_broker(tmp_path, enablePropertyFilter=True) as broker:
+        async with live_broker(tmp_path, enablePropertyFilter=True, useServerSideResetOffset=True) as broker:
             await send_prices(broker, 1)
             await beat(broker, wanting("price > 3"))
             wait = asyncio.create_task(pull_known(broker, 1, sysFlag=MAY_SUSPEND, suspendTimeoutMillis=60_000))
             await asyncio.sleep(0)
             await send_prices(broker, 0, 0)
-            await broker.stop()  # which ends it as its timeout does
+            await broker.heartbeat("others", "t")
+            # A reset, of whichever group, ends it as its timeout does.
+            reset = await broker.ask(
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, group="others", topic="t", timestamp=0, isForce="true"
+            )
+            assert reset.code == ResponseCode.SUCCESS
             answer = await wait
             assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
 

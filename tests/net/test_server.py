@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skylark.net.connection import Connection, Handlers, RequestFailed
+from skylark.net.connection import INTERNAL_ERROR, Connection, Handlers, RequestFailed
 from skylark.net.server import Server, bind
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, Encoding, Frame
@@ -149,7 +149,7 @@ def test_a_oneway_request_is_never_answered(code: int) -> None:
     ("code", "answer", "remark"),
     [
         (REFUSE, ResponseCode.NO_PERMISSION, "not for you"),
-        (FAIL, ResponseCode.SYSTEM_ERROR, "surprise"),
+        (FAIL, ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR),
         (TYPED, ResponseCode.SYSTEM_ERROR, "topic"),
     ],
 )
