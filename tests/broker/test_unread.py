@@ -124,6 +124,24 @@ def test_a_message_for_a_pop_that_is_not_read_goes_to_another(tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_a_pop_is_answered_when_the_disk_has_its_check_point(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
+            await broker.send("t", b"first")
+            peer = await peer_of(broker)
+            peer.write(waiting_pop(1) + waiting_pop(2))
+            first = await peer.receive()
+            assert [message.body for message in messages_of(first)] == [b"first"]
+            await broker.send("t", b"second")
+            second = await peer.receive()
+            assert [message.body for message in messages_of(second)] == [b"second"]
+            assert (first.opaque, second.opaque) == (1, 2)
+            assert held_bytes(server_of(broker)) == 0
+            peer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY])
 def test_questions_to_a_client_that_does_not_read(tmp_path: Path, code: int) -> None:
     async def run() -> None:
