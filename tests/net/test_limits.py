@@ -108,8 +108,8 @@ class TestSuspended:
                 await event.all_wait.wait()
                 event.come()
                 await turns()
-                assert event.made < count // 4
-                assert event.passed_on > count // 2
+                assert event.made < count // 2  # what the kernel takes
+                assert event.passed_on >= count // 2
                 assert held_bytes(server) <= 2 * MIB
                 got = [await peer.receive() for _ in range(count)]
                 assert sorted(each.opaque for each in got) == [*range(count)]
