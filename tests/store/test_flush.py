@@ -223,7 +223,7 @@ def test_a_full_disk_that_fdatasync_tells_of_fences_the_store(tmp_path: Path, mo
 def descriptors_left(count: int) -> Iterator[None]:
     """This process can open only so many files more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(count + 1)]
     last = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
     try:

@@ -302,12 +302,13 @@ class Connection(asyncio.Protocol):
 
     def begin(self, request: Frame, settle: Settle) -> int:
         """Sends a request and returns at once with its opaque. `settle` is called with the response, once, unless the
-        request is forgotten before. Raises ConnectionError."""
+        request is forgotten before. Raises ConnectionError or FrameTooLong."""
         if self._transport is None:
             raise ConnectionError(f"the connection to {self!r} is closed")
         opaque = request.opaque = self._take_opaque()
+        data = self._encode_request(request)
         self._pending[opaque] = settle
-        self._write_soon(self._encode_request(request))
+        self._write_soon(data)
         return opaque
 
     def forget(self, opaque: int) -> None:
@@ -342,7 +343,12 @@ class Connection(asyncio.Protocol):
         while (self._write_blocked or not self.allowance.late.is_open) and self._transport is not None:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(waiter)
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter in self._writers:
+                    self._writers.remove(waiter)
+                raise
 
     async def drained(self) -> None:
         """Returns when no request waits for its handler any more."""
@@ -514,7 +520,12 @@ class Connection(asyncio.Protocol):
         if later.cancelled():
             return
         error = later.exception()
-        answer = later.result() if error is None else self._failure(request, error)
+        if error is None:
+            answer = later.result()
+        else:
+            answer = self._failure(request, error)
+            # Its frames and its task keep each other, and the request's body, until the next garbage collection.
+            error.__traceback__ = error.__context__ = None
         if answer is not None and not request.flag & ONEWAY_FLAG:
             data = self._encode(request, answer)
             if len(data) > _SMALL_BYTES and not self._takes_late:
