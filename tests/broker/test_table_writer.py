@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.live import Live, live_broker
+from broker.live import Live, live_broker, messages_of
 from skylark.broker import table_writer as module
 from skylark.broker import topics as topics_module
 from skylark.broker.config import BrokerConfig
@@ -21,8 +21,9 @@ from skylark.broker.table_writer import TableWriter
 from skylark.broker.topics import Topics
 from skylark.net.connection import RequestFailed
 from skylark.store.tables import SubscriptionGroupTable, TopicTable, load, save
-from skylark.wire.bodies import ConsumerData, GroupConfigs, Heartbeat, TopicConfigs, encode_body
+from skylark.wire.bodies import ConsumerData, GroupConfigs, Heartbeat, TopicConfigs, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 CREATE = {
@@ -348,5 +349,54 @@ def test_retry_topics_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             answer = await broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, **CREATE)
             assert answer.code == ResponseCode.INVALID_PARAMETER
             assert "delete some" in (answer.remark or "")
+
+    asyncio.run(run())
+
+
+def test_messages_of_a_new_topic_are_stored_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("another")  # from now on there is a connection
+            sends = []
+            for number in range(300):  # some come while the topic is written, the others after it
+                sends.append(asyncio.create_task(broker.send("new", b"%d" % number)))
+                await asyncio.sleep(0)
+            assert {answer.code for answer in await asyncio.gather(*sends)} == {ResponseCode.SUCCESS}
+            stored: list[int] = []
+            while len(stored) < len(sends):
+                stored += [int(message.body) for message in messages_of(await broker.pull("new", len(stored)))]
+            assert stored == list(range(len(sends)))
+
+    asyncio.run(run())
+
+
+def test_senders_who_want_different_queues_of_a_new_topic_get_one_topic(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("another")
+            sends = [broker.send("new", queueId=nums - 1, defaultTopicQueueNums=nums) for nums in (8, 4)]
+            assert [answer.code for answer in await asyncio.gather(*sends)] == [ResponseCode.SUCCESS] * 2
+            for queue_id in (7, 3):
+                assert len(messages_of(await broker.pull("new", 0, queueId=queue_id))) == 1
+
+    asyncio.run(run())
+
+
+def test_changes_of_one_topic_build_on_each_other(tmp_path: Path) -> None:
+    def change(broker: Live, queues: int, attributes: str) -> Awaitable[Frame]:
+        return broker.ask(
+            RequestCode.UPDATE_AND_CREATE_TOPIC, topic="t", defaultTopic="TBW102", readQueueNums=queues,
+            writeQueueNums=queues, perm=6, topicFilterType="SINGLE_TAG", topicSysFlag=0, order="false",
+            attributes=attributes,
+        )  # fmt: skip
+
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("another")
+            await change(broker, 4, "")
+            answers = await asyncio.gather(change(broker, 4, "+message.type=FIFO"), change(broker, 8, ""))
+            assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
+            found = decode_body(TopicConfig, (await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t")).body)
+            assert (found.read_queue_nums, found.attributes) == (8, {"message.type": "FIFO"})
 
     asyncio.run(run())

@@ -247,3 +247,29 @@ def test_a_waiter_that_left_leaves_no_timer() -> None:
         assert waiter._timer.cancelled()
 
     asyncio.run(run())
+
+
+def test_slow_readers_of_a_host_do_not_hold_up_its_others(tmp_path: Path) -> None:
+    """A pull that waits is answered, and a batch acknowledged, though others of the host leave much unread."""
+
+    async def run() -> None:
+        async with live_broker(tmp_path, flushDiskType="SYNC_FLUSH") as broker:
+            await broker.send("t", bytes(3 * MIB))
+            await broker.send("polled")
+            server = server_of(broker)
+            (allowance,) = server._allowances.values()
+            readers = [await peer_of(broker) for _ in range(3)]
+            for reader in readers:
+                reader.write(waiting_pull(1, 0) * 4)  # the kernel takes some
+            await until(lambda: allowance.unread.held_bytes > GAUGE_BYTES // 2)
+            poll = asyncio.create_task(broker.pull("polled", 1, wait_ms=WAIT_MS))
+            await until_waiting(server, 1)
+            batch = encode_batch([(0, b"x", {"UNIQ_KEY": f"{number:032d}"}) for number in range(100)])
+            sent = await broker.send("polled", batch, batch="true")
+            assert (sent.code, sent.fields["msgId"].count(",")) == (ResponseCode.SUCCESS, 99)
+            assert messages_of(await poll)
+            assert allowance.unread.held_bytes > GAUGE_BYTES // 2, "nobody had to go for that"
+            for reader in readers:
+                reader.close()
+
+    asyncio.run(run())

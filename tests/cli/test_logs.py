@@ -211,3 +211,13 @@ logging.getLogger("skylark.x").warning("%d", "no number")
     ]
     assert re.fullmatch(r"cannot log what <string>:\d+ tells", others[2]["message"])
     assert len(others) == 3
+
+
+def test_warnings_do_not_hide_an_error() -> None:
+    stream = io.StringIO()
+    handler = _Handler(stream)
+    for number in range(10_000):  # each of a kind of its own
+        handler.emit(logging.LogRecord("a", logging.WARNING, __file__, 1, f"{number}" * 100, (), None))
+    handler.emit(logging.LogRecord("a", logging.ERROR, __file__, 1, "the store is fenced", (), None))
+    assert "the store is fenced" in stream.getvalue()
+    assert len(stream.getvalue()) < 2 << 20

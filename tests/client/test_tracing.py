@@ -130,7 +130,9 @@ def test_the_end_of_a_transaction_is_traced_and_who_told_it(tmp_path: Path) -> N
     async def run() -> None:
         asked = asyncio.Event()
 
-        async def checker(_: Message) -> bool:
+        async def checker(message: Message) -> bool | None:
+            if message.body == b"paid":
+                return None  # on a slow machine it is asked for too, before its end is known
             asked.set()
             return False
 

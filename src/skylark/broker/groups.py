@@ -278,6 +278,7 @@ class _GroupRequests:
         names = [group.group_name for group in groups[:_SHOWN]]
         log.info("%r creates or changes %d groups: %s", connection, len(groups), ", ".join(names))
         altered = []
+        await self._groups.table.idle({group.group_name for group in groups})
         async for group in steps(groups):
             self._check(group)
             altered.append(self._with_attributes(group))

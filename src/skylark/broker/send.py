@@ -5,10 +5,11 @@ This is the hottest path of the broker: one pass, nothing awaited unless the ack
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
@@ -54,6 +55,7 @@ from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION, UNIT_T
 MAX_BATCH_MESSAGES: Final = 1 << 16
 """Their ids are in the header of the acknowledgement, which has 16 MB at most."""
 
+_Store = Callable[[], Frame | Awaitable[Frame]]
 _WAIT: Final = property_key(PROPERTY_WAIT_STORE_OK)
 # A message that has one of these is not stored as it comes.
 _SPECIAL: Final = frozenset(
@@ -95,6 +97,9 @@ class Sends:
         self._published = published
         self._clock = clock
         self._steady_clock = steady_clock
+        self._first: dict[str, list[tuple[asyncio.Future[Frame | Awaitable[Frame]], _Store]]] = {}
+        """What waits for a topic to be created, by its name."""
+        self._creations: set[asyncio.Task[None]] = set()
         # Clients can't create internal topics, so that those of the start are all.
         self._closed = INTERNAL_TOPICS.union(t.topic_name for t in topics.all() if is_internal(t.topic_name))
 
@@ -108,23 +113,56 @@ class Sends:
     def send(self, frame: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         request = decode_send(frame)
         topic = self._find_topic(request.topic)
+        if self._first and request.topic in self._first:
+            topic = None  # those that came before are not stored yet
         if topic is not None and self._may_be_plain(request):
             scan = scan_properties(request.properties, _SPECIAL)
             if not scan.is_special and scan.unique_end:
                 self._check(request, topic, connection)
                 return self._send_plain(frame, request, _message(frame, request, topic, connection), scan)
         if topic is None:
-            return self._send_first(self._new_topic(request), frame, request, connection)
+            return self._send_first(frame, request, connection)
         topics = len(self._topics)
         answer = self._send(frame, request, connection)
         return answer if len(self._topics) == topics else self._when_published(answer)
 
-    async def _send_first(
-        self, topic: TopicConfig, frame: Frame, request: SendRequest, connection: Connection
-    ) -> Frame:
-        """Stores a message of a topic that is not there yet, once it is: on disk, so that no crash parts the two."""
-        await self._topics.create(topic)
-        return await self._when_published(self._send(frame, request, connection))
+    def _send_first(self, frame: Frame, request: SendRequest, connection: Connection) -> Awaitable[Frame]:
+        """Stores a message of a topic that is not there yet, once it is: on disk, so that no crash parts the two.
+
+        Messages that come meanwhile wait behind it: they are stored in the order in which they came.
+        """
+        name = request.topic
+        if name not in self._first:
+            topic = self._new_topic(request)
+            self._first[name] = []
+            creation = asyncio.create_task(self._create(topic))
+            self._creations.add(creation)
+            creation.add_done_callback(self._creations.discard)
+        stored: asyncio.Future[Frame | Awaitable[Frame]] = asyncio.get_running_loop().create_future()
+        self._first[name].append((stored, partial(self._send, frame, request, connection)))
+        return self._when_stored(stored)
+
+    async def _create(self, topic: TopicConfig) -> None:
+        """Creates a topic, then stores what waits for it, before anything else can come."""
+        failure: RequestFailed | None = None
+        try:
+            await self._topics.table.idle((topic.topic_name,))
+            if topic.topic_name not in self._topics:  # else somebody has just created it
+                await self._topics.create(topic)
+        except RequestFailed as e:
+            failure = e
+        for stored, store in self._first.pop(topic.topic_name):
+            if stored.done():  # whoever sent it is gone
+                continue
+            try:
+                if failure is not None:
+                    raise RequestFailed(failure.code, failure.remark)
+                stored.set_result(store())
+            except Exception as e:
+                stored.set_exception(e)
+
+    async def _when_stored(self, stored: asyncio.Future[Frame | Awaitable[Frame]]) -> Frame:
+        return await self._when_published(await stored)
 
     async def _when_published(self, answer: Frame | Awaitable[Frame]) -> Frame:
         """The first message of a new topic is acknowledged when consumers can find the topic."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -178,6 +178,7 @@ class EntryTable(Generic[T]):
         self._rendered = rendered
         self._on_change = on_change
         self._coming: dict[str, T] = {}
+        self._idlers: list[asyncio.Future[None]] = []
         self._rows: dict[str, tuple[T, str]] = {}
         self.writer = TableWriter(path, self._capture)
 
@@ -205,14 +206,22 @@ class EntryTable(Generic[T]):
             self._on_change([])
         return entry
 
+    async def idle(self, names: Collection[str]) -> None:
+        """Returns when no change of these entries is on its way: one after the other, each builds on the one before."""
+        while not self._coming.keys().isdisjoint(names):
+            idler: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idlers.append(idler)
+            await idler
+
     async def create(self, entries: Mapping[str, T]) -> None:
         """Adds or replaces entries, as one change, once they are on disk: nobody sees them before. Raises what kept
         them from it, and then nothing has changed.
         """
+        await self.idle(entries.keys())
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(failure: Exception | None) -> None:
-            # What was changed again, or deleted, meanwhile is left alone. Whether anybody still waits does not matter.
+            # What was deleted meanwhile is left alone. Whether anybody still waits does not matter.
             ours = {name: entry for name, entry in entries.items() if self._coming.get(name) is entry}
             for name in ours:
                 del self._coming[name]
@@ -221,9 +230,11 @@ class EntryTable(Generic[T]):
                 self.version.next_version(self._clock())
                 self._on_change(list(ours.values()))
             settle(future, failure)
+            idlers, self._idlers = self._idlers, []
+            for idler in idlers:
+                settle(idler, None)
 
-        # One that is on its way as it is goes on: whoever sends to a new topic may not be the first.
-        self._coming.update({name: entry for name, entry in entries.items() if self._coming.get(name) != entry})
+        self._coming.update(entries)
         self.writer.changed(done)
         await future
 

@@ -376,14 +376,13 @@ class _TopicRequests:
             attributes=changes,
         )
         self._check(topic)
-        if topic == self._topics.get(topic.topic_name):
-            return self._when_published(request)
-        return self._create(request, [self._with_attributes(topic)])
+        return self._change(request, topic)
 
     async def update_list(self, request: Frame, connection: Connection) -> Frame:
         topics = request_body(TopicConfigs, request.body).topic_config_list
         log.info("%r creates or changes %d topics", connection, len(topics))
         changed = []
+        await self._topics.table.idle({topic.topic_name for topic in topics})
         async for topic in steps(topics):
             self._check(topic)
             if topic != self._topics.get(topic.topic_name):
@@ -520,6 +519,12 @@ class _TopicRequests:
                 f"there are {len(self._topics)} topics, and this broker takes {MAX_TOPICS}: delete some, or create "
                 f"{'this one' if new == 1 else 'these'} elsewhere",
             )
+
+    async def _change(self, request: Frame, topic: TopicConfig) -> Frame:
+        await self._topics.table.idle((topic.topic_name,))
+        if topic == self._topics.get(topic.topic_name):
+            return await self._when_published(request)
+        return await self._create(request, [self._with_attributes(topic)])
 
     async def _create(self, request: Frame, topics: list[TopicConfig]) -> Frame:
         self._check_room(topics)

@@ -114,7 +114,8 @@ class _Handler(logging.StreamHandler[TextIO]):
         if int(record.created) != self._second:
             self._begin_second(int(record.created))
         kind = (record.name, record.msg if isinstance(record.msg, str) else "")
-        if self._alike[kind] >= _MOST_ALIKE or self._written_bytes >= _MOST_BYTES:
+        room_bytes = _MOST_BYTES if record.levelno < logging.ERROR else 2 * _MOST_BYTES  # no warnings hide an error
+        if self._alike[kind] >= _MOST_ALIKE or self._written_bytes >= room_bytes:
             self._left_out[_part(record)] += 1
             return
         self._alike[kind] += 1

@@ -5,10 +5,11 @@ done with: unfinished frames, requests behind answers that nobody reads, request
 limit closes, and opens again when half of it is free. Each may pass its limit by one frame, so that a host can hold
 64 MB at most.
 
-While `unread` is closed, no request of the host is handled. Long before, `late` closes, which counts the same, and from
-then on no request that waited is answered, and nothing is sent that was not asked for: a host whose consumers are slow
-can go on to send. While `unhandled` is closed, nothing more is read from the host, except from one connection at a
-time, which finishes its frame: without that, many unfinished frames would wait for each other for ever.
+While `unread` is closed, no request of the host is handled. `late`, which is smaller, counts the part of it that
+answers requests that waited; while it is closed no more of those are answered, and nothing is sent that was not asked
+for: a host whose consumers do not read can go on to send. While `unhandled` is closed, nothing more is read from the
+host, except from one connection at a time, which finishes its frame: without that, many unfinished frames would wait
+for each other for ever.
 
 A host that has a closed gauge and makes no room for a while loses those of its connections that hold most; the more
 often, the shorter the while.
@@ -33,7 +34,8 @@ LEAST_MOVED_PER_S: Final = 128 << 10
 """What a host with a closed gauge has to take or to send, in bytes."""
 
 _PATIENCE_S: Final = 4.0
-_LEAST_PATIENCE_S: Final = 0.125
+_LEAST_PATIENCE_S: Final = 1.0
+_TURN_S: Final = 0.001
 _FORGIVEN_S: Final = 60.0
 
 
@@ -44,6 +46,9 @@ class Gauge:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
         self.is_open = True
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        return self.held_bytes + size_bytes <= self._limit_bytes
 
     @property
     def is_overfull(self) -> bool:
@@ -74,10 +79,16 @@ class Allowance:
         self._buffered_bytes = 0  # in all transports, when it was looked at last
         self._moved_bytes = 0  # since then: what left the gauges, and what the readers got
 
-    def count_unread(self, change_bytes: int) -> None:
+    @property
+    def takes_late(self) -> bool:
+        """Whether requests that waited may be answered, and the server's own be sent."""
+        return self.late.is_open and self.unread.is_open
+
+    def count_unread(self, change_bytes: int, late_change_bytes: int) -> None:
+        """`late_change_bytes` of them are answers to requests that waited."""
         has_changed = self.unread.add(change_bytes)
-        if self.late.add(change_bytes) or has_changed:
-            self._changed(is_open=change_bytes < 0)
+        if self.late.add(late_change_bytes) or has_changed:
+            self._changed(is_open=change_bytes + late_change_bytes < 0)
         if change_bytes < 0:
             self._moved_bytes -= change_bytes
 
@@ -102,6 +113,10 @@ class Allowance:
                 self._patience_s = _PATIENCE_S
             self._buffered_bytes, self._moved_bytes = self._sum_buffered(), 0
             self._check = loop.call_later(self._patience_s, self.check)
+
+    def has_room_to_wait(self, size_bytes: int) -> bool:
+        """Whether one more request may wait for an event. Those that do must not keep the host from being read from."""
+        return self.waiting < MAX_WAITING_OF_HOST and self.unhandled.has_room_for(2 * size_bytes)
 
     def join(self, connection: Connection) -> None:
         self.connections[connection] = None
@@ -132,7 +147,7 @@ class Allowance:
         if self._check is not None:
             self._check.cancel()
             self._check = None
-        if self.late.is_open and self.unhandled.is_open:
+        if self.takes_late and self.unhandled.is_open:
             return
         buffered_bytes = self._sum_buffered()
         moved_bytes = max(self._buffered_bytes - buffered_bytes, 0) + self._moved_bytes
@@ -164,7 +179,13 @@ class Allowance:
         self._patience_s = max(self._patience_s / 2, _LEAST_PATIENCE_S)
 
     def _go_on(self) -> None:
-        """Room was made: the connections go on in turn, until there is none again."""
+        """Room was made. Who is not behind comes first, and is read from before the others take the room again."""
+        for connection in list(self.connections):
+            if not connection.is_behind:
+                connection.go_on()
+        asyncio.get_running_loop().call_later(_TURN_S, self._go_on_in_turn)
+
+    def _go_on_in_turn(self) -> None:
         for connection in list(self.connections):
             if not self.unread.is_open:
                 return
@@ -183,7 +204,7 @@ class Allowance:
             self.reader.throttle()
 
     def _sum_buffered(self) -> int:
-        return sum(connection.buffered_bytes for connection in self.connections)
+        return sum(connection.unsent_bytes for connection in self.connections)
 
 
 def _size(held: tuple[int, Connection]) -> int:

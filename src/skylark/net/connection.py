@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from fcntl import ioctl
 from functools import partial
+from termios import TIOCOUTQ
 from typing import Any, Final, cast
 
-from skylark.net.allowance import MAX_WAITING_OF_HOST, UNLIMITED, Allowance
+from skylark.net.allowance import UNLIMITED, Allowance
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame
 from skylark.wire.framing import FrameDecoder, FrameTooLong, encode_frame
@@ -139,6 +142,8 @@ class Connection(asyncio.Protocol):
         self._pushed_bytes = 0
         self._delayed: set[tuple[object, ...]] = set()  # what is to be sent later; the same once
         self._unread_bytes = 0  # outbox and transport, as the allowance knows it
+        self._late_bytes = 0  # answers to requests that waited, as long as anything is unread
+        self._unread_late_bytes = 0  # the part of them that is unread, as the allowance knows it
         self._taken_bytes = 0  # when it was looked at last
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -202,8 +207,10 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False
         self._blocked_bytes = 0
         self._pushed_bytes = 0
+        was_open = self.allowance.takes_late
         self._count_unread()
-        self.go_on()
+        if was_open or not self.allowance.takes_late:  # else the host's connections go on in turn
+            self.go_on()
 
     # What the rest of the program calls.
 
@@ -214,11 +221,16 @@ class Connection(asyncio.Protocol):
     @property
     def is_writable(self) -> bool:
         """Whether the connection is open and its peer has read enough of what was written."""
-        return self.is_open and not self._write_blocked and self.allowance.late.is_open
+        return self.is_open and not self._write_blocked and self.allowance.takes_late
 
     @property
     def is_amid_frame(self) -> bool:
         return self._decoder.held_bytes > 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the peer has not read all that was written, or sent more before it had."""
+        return self._unread_bytes > 0 or bool(self._backlog)
 
     @property
     def held_bytes(self) -> int:
@@ -229,6 +241,14 @@ class Connection(asyncio.Protocol):
     def buffered_bytes(self) -> int:
         """What the transport has still to write."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The same, with what the kernel keeps until the peer has it, where there is anything."""
+        size_bytes = self.buffered_bytes
+        if self._transport is None or not size_bytes:
+            return 0
+        return size_bytes + _unacknowledged_bytes(self._transport)
 
     def is_silent(self, since_s: float) -> bool:
         """Whether the peer finished no frame since then, nor took enough of what was written since the last such
@@ -293,6 +313,7 @@ class Connection(asyncio.Protocol):
         if self._write_blocked and not self._dialled:
             self._pushed_bytes += len(data)
             if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.unread.is_open:
+                log.warning("%r does not read, and misses a request of code %d", self, request.code)
                 return
         self._write_soon(data)
 
@@ -331,7 +352,7 @@ class Connection(asyncio.Protocol):
         opaque = -1
         try:
             async with asyncio.timeout(timeout_s):
-                if self._write_blocked or not self.allowance.late.is_open:
+                if self._write_blocked or not self.allowance.takes_late:
                     await self.writable()
                 opaque = self.begin(request, settle)
                 return await future
@@ -340,7 +361,7 @@ class Connection(asyncio.Protocol):
 
     async def writable(self) -> None:
         """Returns when the peer has read enough of what was written, or the connection is closed."""
-        while (self._write_blocked or not self.allowance.late.is_open) and self._transport is not None:
+        while (self._write_blocked or not self.allowance.takes_late) and self._transport is not None:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(waiter)
             try:
@@ -358,7 +379,7 @@ class Connection(asyncio.Protocol):
     @property
     def _takes_late(self) -> bool:
         """Whether what is not urgent can be written."""
-        return self._dialled or (not self._write_blocked and self.allowance.late.is_open)
+        return self._dialled or (not self._write_blocked and self.allowance.takes_late)
 
     def _must_stop(self) -> bool:
         if self._dialled:
@@ -465,7 +486,8 @@ class Connection(asyncio.Protocol):
         if type(answer) is Frame:
             return None if request.flag & ONEWAY_FLAG else self._encode(request, answer)
         if isinstance(answer, Suspended):
-            if self.allowance.waiting >= MAX_WAITING_OF_HOST:
+            # An answer that is made already has taken its messages, and may wait.
+            if not answer.held_bytes and not self.allowance.has_room_to_wait(request.wire_bytes):
                 answer.ready.cancel()
                 busy = request.reply(ResponseCode.SYSTEM_BUSY, "too many requests of this host wait")
                 return self._encode(request, busy)
@@ -528,7 +550,8 @@ class Connection(asyncio.Protocol):
             error.__traceback__ = error.__context__ = None
         if answer is not None and not request.flag & ONEWAY_FLAG:
             data = self._encode(request, answer)
-            if len(data) > _SMALL_BYTES and not self._takes_late:
+            # What was read can be read again; an acknowledgement, which has no body, is owed.
+            if len(answer.body) > _SMALL_BYTES and not self._takes_late:
                 data = self._encode(request, request.reply(ResponseCode.SYSTEM_BUSY, "what was written is not read"))
             self._write_soon(data)
 
@@ -558,6 +581,7 @@ class Connection(asyncio.Protocol):
                 answer = self._failure(request, e)
             data = self._encode_answer(request, answer)
             if data is not None:
+                self._late_bytes += len(data)
                 self._write_soon(data)
 
     def _failure(self, request: Frame, error: BaseException) -> Frame:
@@ -581,10 +605,15 @@ class Connection(asyncio.Protocol):
         if self._dialled:
             return
         held_bytes = self._outbox_bytes + self._blocked_bytes
+        if not held_bytes:
+            self._late_bytes = 0
+        late_bytes = min(self._late_bytes, held_bytes)
         change_bytes = held_bytes - self._unread_bytes
-        if change_bytes:
+        late_change_bytes = late_bytes - self._unread_late_bytes
+        if change_bytes or late_change_bytes:
             self._unread_bytes = held_bytes
-            self.allowance.count_unread(change_bytes)
+            self._unread_late_bytes = late_bytes
+            self.allowance.count_unread(change_bytes, late_change_bytes)
 
     def _forget_all(self) -> None:
         """The peer is gone, and whatever was here because of it."""
@@ -597,3 +626,12 @@ class Connection(asyncio.Protocol):
         self._busy_bytes = 0
         self._count_unhandled()
         self._count_unread()
+
+
+def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """What the kernel keeps. Its buffer takes bytes in lumps, so that the transport's alone tells little."""
+    try:
+        size = ioctl(transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+    except (OSError, AttributeError, ValueError):
+        return 0
+    return int.from_bytes(size, sys.byteorder)
