@@ -26,7 +26,7 @@ from skylark.broker import (
     resets,
     topics,
 )
-from skylark.broker.arrivals import Arrivals
+from skylark.broker.arrivals import Arrivals, too_late
 from skylark.broker.assignment import Assignments
 from skylark.broker.beginnings import Beginnings
 from skylark.broker.checkback import CheckBack
@@ -63,7 +63,7 @@ from skylark.net.server import Server, refused
 from skylark.store import Store, StoreConfig, StoreError, foreign
 from skylark.store.tables import config_directory, delay_offsets_path, timer_metrics_path
 from skylark.wire import fastjson
-from skylark.wire.codes import NAME_SERVER_CODES, RequestCode, ResponseCode
+from skylark.wire.codes import NAME_SERVER_CODES, RequestCode
 from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
 from skylark.wire.records import encode_host
 from skylark.wire.tables import TopicConfig
@@ -428,8 +428,8 @@ def _not_a_name_server(namesrv_addr: str) -> str:
     return f"this is a broker; give the address of a name server ({known})"
 
 
-def _too_late(request: Frame, _: Connection) -> Frame:
-    return request.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is shutting down")
+def _too_late(request: Frame, connection: Connection) -> Frame:
+    raise too_late()
 
 
 def _join(host: str, port: int) -> str:
