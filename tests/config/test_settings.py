@@ -137,6 +137,7 @@ def test_a_key_that_is_served_in_another_way_is_explained(caplog: pytest.LogCapt
         ("diskSpaceWarningLevelRatio=-1", -1),
         ("fileReservedTime=0", 0),
         ("brokerPermission=4", 4),
+        ("brokerIP1=fe80::1", "fe80::1"),
     ],
 )
 def test_what_apache_takes_is_taken(line: str, value: object, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +147,9 @@ def test_what_apache_takes_is_taken(line: str, value: object, caplog: pytest.Log
     assert not caplog.records
 
 
-@pytest.mark.parametrize("line", ["deleteWhen=24", "deleteWhen=;4", "deleteWhen=4,16", "brokerPermission=3"])
+@pytest.mark.parametrize(
+    "line", ["deleteWhen=24", "deleteWhen=;4", "deleteWhen=4,16", "brokerPermission=3", "brokerIP1=http://a"]
+)
 def test_what_makes_no_sense_is_refused(line: str) -> None:
     with pytest.raises(ConfigError, match="is not allowed: expected"):
         broker_config.from_mapping(parse(line), source="b.conf")

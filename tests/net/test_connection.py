@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from skylark.net.connection import INTERNAL_ERROR, MAX_WAITING_REQUESTS, Connection, Handlers
+from skylark.net.connection import INTERNAL_ERROR, MAX_HEADER_BYTES, MAX_WAITING_REQUESTS, Connection, Handlers
+from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
 from skylark.wire.typed import BadBody
@@ -80,6 +81,23 @@ def test_the_answers_of_one_read_leave_in_one_write() -> None:
         connection.data_received(b"".join(encode_frame(Frame(1, opaque=i)) for i in range(5)))
         assert transport.writes == 1
         assert [frame.opaque for frame in transport.frames()] == [*range(5)]
+
+    asyncio.run(run())
+
+
+def test_a_long_header_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        connection, transport = connected({1: lambda request, _: request.reply()})
+        connection.data_received(encode_frame(Frame(1, {"x": "y" * MAX_HEADER_BYTES}, opaque=1)))
+        connection.data_received(encode_frame(Frame(1, {"x": "y"}, b"y" * MAX_HEADER_BYTES, opaque=2)))
+        refused, taken = transport.frames()
+        assert (refused.opaque, refused.code) == (1, ResponseCode.MESSAGE_ILLEGAL)
+        assert (refused.remark or "").endswith(f"and may have up to {MAX_HEADER_BYTES}")
+        assert (taken.opaque, taken.code) == (2, ResponseCode.SUCCESS)
+        assert not transport.aborted
+        connection.data_received(encode_frame(Frame(1, {"x": "y" * (1 << 20)}, opaque=3)))
+        assert transport.aborted
+        assert "which may have up to 1048576" in caplog.text
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ all of theirs."""
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -14,8 +15,9 @@ import pytest
 from net.test_connection import FakeTransport
 from net.test_server import ECHO, HANDLERS, Peer, serving
 from skylark.net.allowance import GAUGE_BYTES, MAX_WAITING_OF_HOST, Allowance, Gauge
-from skylark.net.connection import MAX_PUSHED_BYTES, MAX_WAITING_BYTES, Connection, Handlers, RequestFailed, Suspended
+from skylark.net.connection import MAX_PUSHED_BYTES, MAX_WAITING_BYTES, Connection, Handlers, RequestFailed
 from skylark.net.server import Server
+from skylark.net.suspended import Suspended
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, Frame
 from skylark.wire.framing import FrameDecoder, encode_frame
@@ -89,10 +91,10 @@ def held_bytes(server: Server) -> int:
 
 
 def served(handlers: Handlers) -> tuple[Connection, FakeTransport]:
-    """A connection with an allowance of its own."""
+    """A connection with an allowance of its own, and all the time that a busy machine may make it need."""
     connection, transport = Connection(handlers), FakeTransport()
     connection.connection_made(cast(asyncio.Transport, transport))
-    connection.allowance = Allowance()
+    connection.allowance = Allowance(turn_s=math.inf)
     connection.allowance.join(connection)
     return connection, transport
 
@@ -397,13 +399,13 @@ class TestPeersThatDoNotRead:
         async def run() -> None:
             connection, transport = served({})
             connection.pause_writing()
-            for _ in range(1000):
-                connection.notify(Frame(40, body=bytes(1000)))
+            sent = [connection.notify(Frame(40, body=bytes(1000))) for _ in range(1000)]
             await turns()
             assert 10_000 < len(transport.written) <= MAX_PUSHED_BYTES
+            assert sum(sent) == len(transport.frames())
             connection.resume_writing()
             transport.written.clear()
-            connection.notify(Frame(40))
+            assert connection.notify(Frame(40))
             await turns()
             assert len(transport.frames()) == 1
 

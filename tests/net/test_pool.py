@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from relay import relay
+from skylark.net import pool as module
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool, abort_if_silent, split_address
 from skylark.net.server import Server, bind
@@ -188,5 +189,49 @@ def test_the_dial_counts_as_part_of_the_request() -> None:
             pool.close()
             for each in taken:
                 each.close()
+
+    asyncio.run(run())
+
+
+def test_what_may_be_asked_twice_does_not_wait_for_a_silent_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        server = Server({1: echo})
+        async with relay(f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}") as between:
+            pool = Pool()
+            assert (await pool.ask(between.address, Frame(1, body=b"x"), 60.0)).body == b"x"
+            between.cut()
+            monkeypatch.setattr(module, "SILENCE_S", 0.05)
+            answers = await asyncio.gather(*(pool.ask(between.address, Frame(1, body=b"y"), 60.0) for _ in range(3)))
+            assert [answer.body for answer in answers] == [b"y"] * 3
+            assert between.dials == 2
+            pool.close()
+            with pytest.raises(ConnectionError, match="all closed"):
+                await pool.request(between.address, Frame(1))
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_slow_answer_counts_although_it_was_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        may_answer, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def slow(request: Frame, _: Connection) -> Frame:
+            asked.release()
+            await may_answer.wait()
+            return request.reply(body=b"%d" % len(server.connections))
+
+        server = Server({1: echo, 2: slow})
+        address = f"127.0.0.1:{await server.start(bind('127.0.0.1', 0))}"
+        pool = Pool()
+        await pool.get(address)
+        monkeypatch.setattr(module, "SILENCE_S", 0.05)
+        asking = asyncio.create_task(pool.ask(address, Frame(2), 60.0))
+        await asked.acquire()
+        await asked.acquire()
+        may_answer.set()
+        assert (await asking).body == b"2", "both connections may bring it"
+        pool.close()
+        await server.stop()
 
     asyncio.run(run())

@@ -275,6 +275,42 @@ def test_connections_beyond_the_cap_are_closed() -> None:
     asyncio.run(run())
 
 
+def test_a_host_leaves_connections_for_others() -> None:
+    async def run() -> None:
+        async def ask(host: str) -> bool:
+            """On one more connection, which stays open, whether it is served."""
+            peer = Peer(*await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)))
+            peers.append(peer)
+            try:
+                return (await peer.ask(Frame(ECHO))).code == 0
+            except (EOFError, ConnectionError):
+                return False
+
+        peers: list[Peer] = []
+        async with serving(max_connections=8) as (_, port):
+            assert [await ask("127.0.0.2") for _ in range(6)] == [True] * 4 + [False] * 2
+            assert [await ask("127.0.0.3") for _ in range(3)] == [True] * 2 + [False]
+            assert [await ask(f"127.0.0.{host}") for host in (4, 5, 6)] == [True, True, False]
+            for peer in peers:
+                peer.close()
+
+    asyncio.run(run())
+
+
+def test_a_host_leaves_descriptors_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with serving() as (server, port):
+            monkeypatch.setattr(resource, "getrlimit", lambda _: (2, 2))
+            first, second = [await Peer.connect(port) for _ in range(2)]
+            await second.until_closed()
+            assert (await first.ask(Frame(ECHO))).code == 0
+            assert len(server.connections) == 1
+            first.close()
+            second.close()
+
+    asyncio.run(run())
+
+
 def test_silent_connections_are_swept() -> None:
     async def run() -> None:
         async with serving(idle_s=0.02) as (_, port):

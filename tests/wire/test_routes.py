@@ -6,7 +6,7 @@ import zlib
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skylark.wire import routes
@@ -51,6 +51,8 @@ ROUTE = TopicRouteData(
         "b2": TopicQueueMappingInfo(bname="b2", curr_id_map={0: 1, 3: 4}, epoch=5, topic="B", total_queues=8)
     },
 )
+
+LARGE = b" " * (32 << 10)  # behind a registration, lets it be read as a large one is
 
 names = st.text("abcXYZ09_-%", min_size=1, max_size=12)
 counts = st.integers(0, 2**31 - 1)
@@ -102,6 +104,55 @@ def test_a_cluster_is_written_as_apache_writes_it() -> None:
 def test_a_registration_comes_back(body: RegisterBrokerBody, compressed: bool) -> None:
     data = encode_register_body(body, compressed=compressed)
     assert decode_register_body(data, compressed=compressed, version=V5_0_0) == body
+
+
+@given(registrations)
+@settings(max_examples=30)
+def test_a_large_registration_is_read_item_by_item(body: RegisterBrokerBody) -> None:
+    data = encode_register_body(body) + LARGE
+    assert decode_register_body(data, compressed=False, version=V5_0_0) == body
+    topics = body.topic_config_serialize_wrapper
+    alone = decode_register_body(encode_body(topics) + LARGE, compressed=False, version=V3_0_11 - 1)
+    assert alone == RegisterBrokerBody(topic_config_serialize_wrapper=topics)
+
+
+def test_of_a_large_registration_nothing_is_kept_that_routes_do_not_tell() -> None:
+    data = (
+        b'{"filterServerList":null,"other":[[]],"topicConfigSerializeWrapper":{"topicQueueMappingDetailMap":{"t":[{}]},'
+        b'"topicConfigTable":{"t":{"attributes":{"a":"b"},"topicName":"t","order":true,"perm":"4","topicSysFlag":null,'
+        b'"topicFilterType":"SINGLE_TAG"}}}}'
+    )
+    body = decode_register_body(data + LARGE, compressed=False, version=V5_0_0)
+    assert body == RegisterBrokerBody(
+        topic_config_serialize_wrapper=TopicConfigWrapper(topic_config_table={"t": TopicConfig("t", perm=4)})
+    )
+
+
+INFOS = b"topicQueueMappingInfoMap"
+
+
+def wrapped(table: bytes, name: bytes = b"topicConfigTable") -> bytes:
+    return b'{"topicConfigSerializeWrapper":{"' + name + b'":{' + table + b"}}}" + LARGE
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (wrapped(b",".join(b'"%d":{}' % number for number in range(101))), "more than 100 topics"),
+        (wrapped(b'"t":{"attributes":{"a":"' + b"x" * 300_000 + b'"}}'), "more than 262144 bytes"),
+        (wrapped(b"\"t\":{'topicName':'t'}"), "not standard JSON"),
+        (wrapped(b'"t":{"perm":"x"}'), "perm"),
+        (wrapped(b'"s":{"currIdMap":{0:1}},"t":{"currIdMap":{0:0,1:1}}', INFOS), "more than 4 queues"),
+        (b"{" + LARGE, "a name is missing"),
+    ],
+)
+def test_a_large_registration_is_refused_for_what_takes_too_long_or_too_much(
+    data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_TOPICS", 100)
+    monkeypatch.setattr(routes, "MAX_LOGICAL_QUEUES", 4)
+    with pytest.raises(BadBody, match=reason):
+        decode_register_body(data, compressed=False, version=V5_0_0)
 
 
 @given(registrations)

@@ -11,6 +11,8 @@ for: a host whose consumers do not read can go on to send. While `unhandled` is 
 host, except from one connection at a time, which finishes its frame: without that, many unfinished frames would wait
 for each other for ever.
 
+The event loop's time is shared as well: what the requests of a host take of one turn of the loop is bounded (`Turn`).
+
 A host that has a closed gauge and makes no room for a while loses those of its connections that hold most; the more
 often, the shorter the while.
 """
@@ -19,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -27,15 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GAUGE_BYTES: Final = 16 << 20
-MAX_WAITING_OF_HOST: Final = 32_768
-"""Requests that wait for an event, such as pulls for a message: one more is refused."""
+MAX_WAITING_OF_HOST: Final = 16_384
+"""Requests that wait for an event, such as pulls for a message: one more is refused. Each takes some 3 KB."""
 
 LEAST_MOVED_PER_S: Final = 128 << 10
 """What a host with a closed gauge has to take or to send, in bytes."""
 
+TURN_S: Final = 0.01
+"""What the requests of a host may take of a turn of the event loop, and the last of them may pass."""
+
 _PATIENCE_S: Final = 4.0
 _LEAST_PATIENCE_S: Final = 1.0
-_TURN_S: Final = 0.001
+_PAUSE_S: Final = 0.001
 _FORGIVEN_S: Final = 60.0
 
 
@@ -62,11 +69,39 @@ class Gauge:
         return self.is_open != was_open
 
 
+class Turn:
+    """A host's part of a turn of the event loop. When it is used, the host's connections wait for the next turn."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._used_s = 0.0
+        self._queue: deque[Connection] = deque()
+        self.is_open = True
+
+    def use(self, time_s: float) -> None:
+        self._used_s += time_s
+        if self._used_s >= self._limit_s and self.is_open:
+            self.is_open = False
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def queue(self, connection: Connection) -> None:
+        """Lets it go on in the next turn, after those that came before it. Called while the turn is closed."""
+        self._queue.append(connection)
+
+    def _begin(self) -> None:
+        self._used_s, self.is_open = 0.0, True
+        for _ in range(len(self._queue)):
+            if not self.is_open:
+                break
+            self._queue.popleft().take_turn()
+
+
 class Allowance:
     """What one host holds, and its connections."""
 
-    def __init__(self, limit_bytes: int = GAUGE_BYTES) -> None:
+    def __init__(self, limit_bytes: int = GAUGE_BYTES, turn_s: float = TURN_S) -> None:
         """`limit_bytes` is that of `unread` and of `unhandled`."""
+        self.turn = Turn(turn_s)
         self.unread = Gauge(limit_bytes)
         self.late = Gauge(limit_bytes // 2)
         self.unhandled = Gauge(limit_bytes)
@@ -183,7 +218,7 @@ class Allowance:
         for connection in list(self.connections):
             if not connection.is_behind:
                 connection.go_on()
-        asyncio.get_running_loop().call_later(_TURN_S, self._go_on_in_turn)
+        asyncio.get_running_loop().call_later(_PAUSE_S, self._go_on_in_turn)
 
     def _go_on_in_turn(self) -> None:
         for connection in list(self.connections):
@@ -211,5 +246,5 @@ def _size(held: tuple[int, Connection]) -> int:
     return held[0]
 
 
-UNLIMITED: Final = Allowance(1 << 62)
+UNLIMITED: Final = Allowance(1 << 62, math.inf)
 """Of connections that were dialled: what comes there was asked for."""

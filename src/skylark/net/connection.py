@@ -4,14 +4,16 @@ A handler takes a request and the connection it came on. It returns the response
 an awaitable of either where it really has to wait. Responses of one read leave in one write. What a handler waits for
 is cancelled when the connection closes.
 
-What a peer can make a server hold is bounded, for each connection here and for all connections of a host by its
-`Allowance`:
+What a peer can make a server hold is counted (`Account`) and bounded, for each connection here and for all connections
+of a host by its `Allowance`:
 
 - What was written and not read. A connection that holds any of it is not read from, and its requests are not handled,
   so that nothing is added but the answers to those few that are under way. A request that waits for an event is
   `Suspended`: its answer is made when the peer takes it, not when the event comes. Answers of other handlers that had
   to wait are dropped if they are large, and what the server sends by itself has little room.
 - What was read and not done: an unfinished frame, the requests behind answers that are not read, requests that wait.
+- The event loop's time: what comes when the host has used its part of a turn waits for the next one (`Turn`), and what
+  takes long to look through comes in a body, whose length handlers check, not in a header.
 - Time: a peer that neither finishes a frame nor takes what was written is aborted by the server (`is_silent`).
 
 A connection that was dialled is always read from: what comes there are answers, and if both ends waited for the other
@@ -24,13 +26,16 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from fcntl import ioctl
 from functools import partial
 from termios import TIOCOUTQ
-from typing import Any, Final, cast
+from time import perf_counter
+from typing import Any, Final, Protocol, cast
 
-from skylark.net.allowance import UNLIMITED, Allowance
+from skylark.net.account import Account
+from skylark.net.allowance import Allowance
+from skylark.net.suspended import Suspended
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import MAX_FRAME_BYTES, ONEWAY_FLAG, RESPONSE_FLAG, BadFrame, Frame
 from skylark.wire.framing import FrameDecoder, FrameTooLong, encode_frame
@@ -44,6 +49,10 @@ INTERNAL_ERROR: Final = "the request failed inside this server: its log tells wh
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a connection's requests that wait, and of their answers if those were made before; then it is not read from."""
 
+MAX_HEADER_BYTES: Final = 256 << 10
+"""Of a request that comes here: what the properties of a message can be, and more."""
+_DECODED_HEADER_BYTES: Final = 1 << 20  # a longer one is not even read to tell so
+
 MAX_PUSHED_BYTES: Final = 64 << 10
 """What a server sends by itself to a peer that does not read; more is dropped."""
 
@@ -54,11 +63,23 @@ CLOSE_S: Final = 10.0
 _MAX_OPAQUE: Final = 0x7FFFFFFF
 _WRITE_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
+_FRAME_BYTES: Final = 512
+"""For the objects of a request that is put off: the smallest has 29 bytes on the wire."""
 
 Handler = Callable[[Frame, "Connection"], "Frame | Awaitable[Frame | None] | None"]
 Handlers = Mapping[int, Handler]
 Settle = Callable[["Frame | ConnectionError"], None]
 """Takes the response to a request, or the error that there will be none. It must not raise."""
+
+
+class Watch(Protocol):
+    """Sees the requests that a connection sends, and their responses. It must not raise."""
+
+    def before(self, request: Frame, connection: Connection) -> None:
+        """Just before the request is encoded; it may change the fields."""
+
+    def after(self, request: Frame, settle: Settle, connection: Connection) -> Settle:
+        """What is called with the response in place of `settle`, which it calls in turn."""
 
 
 class RequestFailed(Exception):
@@ -68,35 +89,6 @@ class RequestFailed(Exception):
         super().__init__(remark)
         self.code = code
         self.remark = remark
-
-
-class Suspended:
-    """An answer that waits for an event: `answer` makes it once `ready` is done and the peer takes it.
-
-    Until then a peer that does not read costs nothing but the request, and `held_bytes` if the answer is made already.
-    If it does not read when the event comes, `pass_on` is called: somebody else may want to know of it.
-    """
-
-    def __init__(
-        self,
-        ready: asyncio.Future[Any],
-        answer: Callable[[], Frame | Awaitable[Frame | None] | None],
-        pass_on: Callable[[], object] | None = None,
-        held_bytes: int = 0,
-    ) -> None:
-        self.ready = ready
-        self.answer = answer
-        self.pass_on = pass_on
-        self.held_bytes = held_bytes
-
-    def __await__(self) -> Generator[Any, None, Frame | None]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> Frame | None:
-        """The answer for whoever is no connection."""
-        await self.ready
-        answer = self.answer()
-        return answer if answer is None or isinstance(answer, Frame) else await answer
 
 
 class Connection(asyncio.Protocol):
@@ -111,43 +103,40 @@ class Connection(asyncio.Protocol):
         *,
         dialled: bool = False,
         stamp: dict[str, str] | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """`stamp` goes into the fields of every request that is sent."""
+        """`stamp` goes into the fields of every request that is sent, and `watch` sees it."""
         self._handlers = handlers
         self._stamp = stamp
+        self._watch = watch
         self._dialled = dialled
         self._opened = opened
         self._closed = closed
         self._max_frame_bytes = max_frame_bytes
-        self._decoder = FrameDecoder(max_frame_bytes)
+        self._decoder = (
+            FrameDecoder(max_frame_bytes) if dialled else FrameDecoder(max_frame_bytes, _DECODED_HEADER_BYTES)
+        )
+        self._account = Account(self._decoder, dialled=dialled)
         self._pending: dict[int, Settle] = {}
         self._writers: list[asyncio.Future[None]] = []  # who waits until the connection takes more
         self._next_opaque = 0
         self._write_blocked = False
         self._is_stopped = False  # no request is handled now
+        self._awaits_turn = False  # its host has used its part of this turn of the loop
         # What was read: requests behind answers that the peer has not read, those that wait for their handler, and
         # those whose event came but whose answer the peer does not take yet.
         self._backlog: list[Frame] = []
-        self._backlog_bytes = 0
         self._waiting: set[asyncio.Future[Any]] = set()
         self._woken: deque[tuple[Frame, Suspended]] = deque()
-        self._waiting_bytes = 0
-        self._busy_bytes = 0  # the part of it that waits for nothing but this server
-        self._unhandled_bytes = 0  # all of that, as the allowance knows it
+        self._unpassed: list[Suspended] = []  # those of them that wait for a turn, not for the peer
         # What is written.
         self._outbox: list[bytes] = []  # what this turn of the loop sends, which leaves in one write
-        self._outbox_bytes = 0
         self._written_bytes = 0  # in all
-        self._blocked_bytes = 0  # what the transport has held at most since the peer stopped to read
         self._pushed_bytes = 0
         self._delayed: set[tuple[object, ...]] = set()  # what is to be sent later; the same once
-        self._unread_bytes = 0  # outbox and transport, as the allowance knows it
-        self._late_bytes = 0  # answers to requests that waited, as long as anything is unread
-        self._unread_late_bytes = 0  # the part of them that is unread, as the allowance knows it
         self._taken_bytes = 0  # when it was looked at last
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self.allowance: Allowance = UNLIMITED
         self.peer = ("", 0)
         self.peer_host = b""
         self.last_received_s = self._loop.time()
@@ -180,10 +169,13 @@ class Connection(asyncio.Protocol):
             self.last_frame_s = self.last_received_s
             if self._backlog or self._is_stopped:
                 self._put_off(frames)
+            elif not self.allowance.turn.is_open:
+                self._put_off(frames)
+                self._await_turn()
             else:
                 self._work(frames)
-        if self._decoder.held_bytes or self._unhandled_bytes:
-            self._count_unhandled()
+        if self._decoder.held_bytes or self._account.unhandled_bytes:
+            self._account.tell_unhandled()
             if not self.allowance.unhandled.is_open:
                 self.allowance.received(self, len(data), is_finished=bool(frames))
 
@@ -192,7 +184,11 @@ class Connection(asyncio.Protocol):
         pending, self._pending = self._pending, {}
         for settle in pending.values():
             settle(ConnectionError(f"the connection to {self!r} closed"))
-        self._forget_all()
+        self._outbox.clear()
+        self._backlog.clear()
+        self._account.close(len(self._waiting) + len(self._woken))
+        self._woken.clear()
+        self._give_away()
         self._wake_writers()
         for later in tuple(self._waiting):
             later.cancel()
@@ -205,14 +201,23 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_blocked = False
-        self._blocked_bytes = 0
         self._pushed_bytes = 0
         was_open = self.allowance.takes_late
-        self._count_unread()
+        self._account.blocked_bytes = 0
+        self._account.tell_unread()
         if was_open or not self.allowance.takes_late:  # else the host's connections go on in turn
             self.go_on()
 
     # What the rest of the program calls.
+
+    @property
+    def allowance(self) -> Allowance:
+        """That of the peer's host."""
+        return self._account.allowance
+
+    @allowance.setter
+    def allowance(self, allowance: Allowance) -> None:
+        self._account.allowance = allowance
 
     @property
     def is_open(self) -> bool:
@@ -220,7 +225,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the connection is open and its peer has read enough of what was written."""
+        """Whether the connection is open and its peer has read enough of what was written to be sent what can wait."""
         return self.is_open and not self._write_blocked and self.allowance.takes_late
 
     @property
@@ -230,12 +235,12 @@ class Connection(asyncio.Protocol):
     @property
     def is_behind(self) -> bool:
         """Whether the peer has not read all that was written, or sent more before it had."""
-        return self._unread_bytes > 0 or bool(self._backlog)
+        return self._account.unread_bytes > 0 or bool(self._backlog)
 
     @property
     def held_bytes(self) -> int:
         """What is here because of this peer: unread, unfinished or waiting."""
-        return self._unread_bytes + self._unhandled_bytes - self._busy_bytes
+        return self._account.held_bytes
 
     @property
     def buffered_bytes(self) -> int:
@@ -275,14 +280,21 @@ class Connection(asyncio.Protocol):
         """Does what had to wait, as far as the peer and its host's allowance let it."""
         self._is_stopped = self._must_stop()
         self._answer_woken()
-        if self._backlog and not self._is_stopped:
+        if self._backlog and not self._is_stopped and not self.allowance.turn.is_open:
+            self._await_turn()
+        elif self._backlog and not self._is_stopped:
             frames, self._backlog = self._backlog, []
-            self._backlog_bytes = 0
+            self._account.backlog_bytes = 0
             self._work(frames)
-            self._count_unhandled()
-        if self._takes_late:
+            self._account.tell_unhandled()
+        if self.is_writable:
             self._wake_writers()
         self.throttle()
+
+    def take_turn(self) -> None:
+        """Goes on with what its host had no time for."""
+        self._awaits_turn = False
+        self.go_on()
 
     def throttle(self) -> None:
         """Reads from the peer exactly while its requests can be handled and there is room for what it sends."""
@@ -292,6 +304,7 @@ class Connection(asyncio.Protocol):
         allowance = self.allowance
         if (
             self._is_stopped
+            or self._awaits_turn
             or len(self._waiting) + len(self._woken) >= MAX_WAITING_REQUESTS
             or not (allowance.unhandled.is_open or allowance.reader is self)
         ):
@@ -299,14 +312,14 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def notify(self, request: Frame, after_s: float = 0.0) -> None:
-        """Sends a one-way request, now or some time later. A peer that does not read may miss it."""
+    def notify(self, request: Frame, after_s: float = 0.0) -> bool:
+        """Sends a one-way request, now or some time later. False if the peer misses it, because it does not read."""
         if after_s > 0:
             key = (request.code, *request.fields.values())
             if key not in self._delayed:
                 self._delayed.add(key)
                 self._loop.call_later(after_s, self._notify_now, key, request)
-            return
+            return True
         request.opaque = self._take_opaque()
         request.flag |= ONEWAY_FLAG
         data = self._encode_request(request)
@@ -314,8 +327,9 @@ class Connection(asyncio.Protocol):
             self._pushed_bytes += len(data)
             if self._pushed_bytes > MAX_PUSHED_BYTES or not self.allowance.unread.is_open:
                 log.warning("%r does not read, and misses a request of code %d", self, request.code)
-                return
+                return False
         self._write_soon(data)
+        return True
 
     def _notify_now(self, key: tuple[object, ...], request: Frame) -> None:
         self._delayed.discard(key)
@@ -328,6 +342,8 @@ class Connection(asyncio.Protocol):
             raise ConnectionError(f"the connection to {self!r} is closed")
         opaque = request.opaque = self._take_opaque()
         data = self._encode_request(request)
+        if self._watch is not None:
+            settle = self._watch.after(request, settle, self)
         self._pending[opaque] = settle
         self._write_soon(data)
         return opaque
@@ -352,7 +368,7 @@ class Connection(asyncio.Protocol):
         opaque = -1
         try:
             async with asyncio.timeout(timeout_s):
-                if self._write_blocked or not self.allowance.takes_late:
+                if not self.is_writable:
                     await self.writable()
                 opaque = self.begin(request, settle)
                 return await future
@@ -361,7 +377,7 @@ class Connection(asyncio.Protocol):
 
     async def writable(self) -> None:
         """Returns when the peer has read enough of what was written, or the connection is closed."""
-        while (self._write_blocked or not self.allowance.takes_late) and self._transport is not None:
+        while self._transport is not None and not self.is_writable:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._writers.append(waiter)
             try:
@@ -376,25 +392,33 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             await asyncio.wait(self._waiting)
 
-    @property
-    def _takes_late(self) -> bool:
-        """Whether what is not urgent can be written."""
-        return self._dialled or (not self._write_blocked and self.allowance.takes_late)
-
     def _must_stop(self) -> bool:
         if self._dialled:
             return False
-        return self._write_blocked or not self.allowance.unread.is_open or self._waiting_bytes >= MAX_WAITING_BYTES
+        account = self._account
+        return self._write_blocked or not account.allowance.unread.is_open or account.waiting_bytes >= MAX_WAITING_BYTES
+
+    def _await_turn(self) -> None:
+        if not self._awaits_turn:
+            self._awaits_turn = True
+            self.allowance.turn.queue(self)
+            self.throttle()
 
     def _work(self, frames: list[Frame]) -> None:
-        """Handles frames until the peer does not read their answers any more; the rest waits for it."""
+        """Handles frames until the peer does not read their answers any more, or its host has no time left; the rest
+        waits for that."""
         out: list[bytes] = []
         size = 0
+        turn = self.allowance.turn
+        began_s = perf_counter()
         for done, frame in enumerate(frames, 1):
             if frame.flag & RESPONSE_FLAG:
                 self._settle(frame)
                 continue
             answer = self._handle(frame)
+            ended_s = perf_counter()
+            turn.use(ended_s - began_s)
+            began_s = ended_s
             if answer is not None:
                 out.append(answer)
                 size += len(answer)
@@ -407,13 +431,17 @@ class Connection(asyncio.Protocol):
             elif self._is_stopped:
                 self._put_off(frames[done:])
                 break
+            if not turn.is_open and done < len(frames):
+                self._put_off(frames[done:])
+                self._await_turn()
+                break
         if out:
             self._write(out)
 
     def _put_off(self, frames: list[Frame]) -> None:
         self._backlog += frames
-        self._backlog_bytes += sum([frame.wire_bytes for frame in frames])
-        self._count_unhandled()
+        self._account.backlog_bytes += sum([frame.wire_bytes + _FRAME_BYTES for frame in frames])
+        self._account.tell_unhandled()
 
     def _write(self, out: list[bytes]) -> None:
         if self._transport is not None:
@@ -421,13 +449,15 @@ class Connection(asyncio.Protocol):
             self._written_bytes += len(data)
             self._transport.write(data)
             if self._write_blocked:
-                self._blocked_bytes += len(data)
-                self._count_unread()
+                self._account.blocked_bytes += len(data)
+                self._account.tell_unread()
         out.clear()
 
     def _encode_request(self, request: Frame) -> bytes:
         if self._stamp:
             request.fields = request.fields | self._stamp
+        if self._watch is not None:
+            self._watch.before(request, self)
         return encode_frame(request)
 
     def _write_soon(self, data: bytes) -> None:
@@ -435,17 +465,18 @@ class Connection(asyncio.Protocol):
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(data)
-        self._outbox_bytes += len(data)
-        if self._outbox_bytes >= _WRITE_BYTES:
+        account = self._account
+        account.outbox_bytes += len(data)
+        if account.outbox_bytes >= _WRITE_BYTES:
             self._flush()
         else:
-            self._count_unread()
+            account.tell_unread()
 
     def _flush(self) -> None:
         if self._outbox:
-            self._outbox_bytes = 0
+            self._account.outbox_bytes = 0
             self._write(self._outbox)
-            self._count_unread()
+            self._account.tell_unread()
 
     def _wake_writers(self) -> None:
         writers, self._writers = self._writers, []
@@ -467,9 +498,14 @@ class Connection(asyncio.Protocol):
     def _handle(self, request: Frame) -> bytes | None:
         """The answer, if there is one at once."""
         handler = self._handlers.get(request.code)
-        if handler is None:
-            log.info("%r asked for request code %d, which is not supported", self, request.code)
+        if request.wire_bytes - len(request.body) > MAX_HEADER_BYTES and not self._dialled:
+            remark = f"the header of the request has {request.wire_bytes - len(request.body)} bytes"
             answer: Frame | Awaitable[Frame | None] | None = request.reply(
+                ResponseCode.MESSAGE_ILLEGAL, f"{remark}, and may have up to {MAX_HEADER_BYTES}"
+            )
+        elif handler is None:
+            log.info("%r asked for request code %d, which is not supported", self, request.code)
+            answer = request.reply(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
             )
         else:
@@ -494,7 +530,7 @@ class Connection(asyncio.Protocol):
             self._wait_for(answer.ready, request.wire_bytes + answer.held_bytes, partial(self._wake, request, answer))
         else:
             later: asyncio.Future[Any] = asyncio.ensure_future(cast("Awaitable[Frame | None]", answer))
-            self._busy_bytes += request.wire_bytes
+            self._account.busy_bytes += request.wire_bytes
             self._wait_for(later, request.wire_bytes, partial(self._finish, request))
         return None
 
@@ -511,21 +547,19 @@ class Connection(asyncio.Protocol):
     def _wait_for(
         self, later: asyncio.Future[Any], size_bytes: int, done: Callable[[asyncio.Future[Any]], None]
     ) -> None:
+        account = self._account
         self._waiting.add(later)
-        self.allowance.waiting += 1
-        self._waiting_bytes += size_bytes
-        self._count_unhandled()
+        account.wait(size_bytes)
         later.add_done_callback(done)
-        if len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS or self._waiting_bytes >= MAX_WAITING_BYTES:
+        if len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS or account.waiting_bytes >= MAX_WAITING_BYTES:
             self.throttle()
 
     def _stop_waiting(self, size_bytes: int) -> None:
         """A request is about to be answered."""
-        self.allowance.waiting -= 1
-        was_full = self._waiting_bytes >= MAX_WAITING_BYTES
-        self._waiting_bytes -= size_bytes
-        self._count_unhandled()
-        if was_full and self._waiting_bytes < MAX_WAITING_BYTES:
+        account = self._account
+        was_full = account.waiting_bytes >= MAX_WAITING_BYTES
+        account.stop_waiting(size_bytes)
+        if was_full and account.waiting_bytes < MAX_WAITING_BYTES:
             self._loop.call_soon(self.go_on)
         elif len(self._waiting) + len(self._woken) == MAX_WAITING_REQUESTS - 1:
             self.throttle()
@@ -537,7 +571,7 @@ class Connection(asyncio.Protocol):
             if not later.cancelled():
                 later.exception()  # looked at
             return
-        self._busy_bytes -= request.wire_bytes
+        self._account.busy_bytes -= request.wire_bytes
         self._stop_waiting(request.wire_bytes)
         if later.cancelled():
             return
@@ -550,8 +584,9 @@ class Connection(asyncio.Protocol):
             error.__traceback__ = error.__context__ = None
         if answer is not None and not request.flag & ONEWAY_FLAG:
             data = self._encode(request, answer)
-            # What was read can be read again; an acknowledgement, which has no body, is owed.
-            if len(answer.body) > _SMALL_BYTES and not self._takes_late:
+            # What was read can be read again; an acknowledgement, which has no body, is owed, and so is what a server
+            # asked for.
+            if len(answer.body) > _SMALL_BYTES and not self._dialled and not self.is_writable:
                 data = self._encode(request, request.reply(ResponseCode.SYSTEM_BUSY, "what was written is not read"))
             self._write_soon(data)
 
@@ -561,19 +596,25 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             if not ready.cancelled():
                 ready.exception()  # looked at
+                suspended.give_away()
             return
         if ready.cancelled():
             self._stop_waiting(request.wire_bytes + suspended.held_bytes)
             return
         self._woken.append((request, suspended))
+        self._unpassed.append(suspended)
         self._answer_woken()
-        if self._woken and suspended.pass_on is not None:
-            suspended.pass_on()
 
     def _answer_woken(self) -> None:
         """Makes answers as long as the peer takes them."""
+        turn = self.allowance.turn
         while self._woken and self.is_writable:
+            if not turn.is_open:
+                self._await_turn()
+                return
+            began_s = perf_counter()
             request, suspended = self._woken.popleft()
+            suspended.pass_on = None
             self._stop_waiting(request.wire_bytes + suspended.held_bytes)
             try:
                 answer = suspended.answer()
@@ -581,8 +622,16 @@ class Connection(asyncio.Protocol):
                 answer = self._failure(request, e)
             data = self._encode_answer(request, answer)
             if data is not None:
-                self._late_bytes += len(data)
+                self._account.late_bytes += len(data)
                 self._write_soon(data)
+            turn.use(perf_counter() - began_s)
+        self._give_away()
+
+    def _give_away(self) -> None:
+        """What the peer does not take now, or did already, is not for it alone."""
+        unpassed, self._unpassed = self._unpassed, []
+        for suspended in unpassed:
+            suspended.give_away()
 
     def _failure(self, request: Frame, error: BaseException) -> Frame:
         if isinstance(error, RequestFailed):
@@ -591,41 +640,6 @@ class Connection(asyncio.Protocol):
             return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         log.error("request code %d of %r failed", request.code, self, exc_info=error)
         return request.reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
-
-    # What the allowance of the host is told.
-
-    def _count_unhandled(self) -> None:
-        held_bytes = self._decoder.held_bytes + self._backlog_bytes + self._waiting_bytes
-        change_bytes = held_bytes - self._unhandled_bytes
-        if change_bytes:
-            self._unhandled_bytes = held_bytes
-            self.allowance.count_unhandled(change_bytes)
-
-    def _count_unread(self) -> None:
-        if self._dialled:
-            return
-        held_bytes = self._outbox_bytes + self._blocked_bytes
-        if not held_bytes:
-            self._late_bytes = 0
-        late_bytes = min(self._late_bytes, held_bytes)
-        change_bytes = held_bytes - self._unread_bytes
-        late_change_bytes = late_bytes - self._unread_late_bytes
-        if change_bytes or late_change_bytes:
-            self._unread_bytes = held_bytes
-            self._unread_late_bytes = late_bytes
-            self.allowance.count_unread(change_bytes, late_change_bytes)
-
-    def _forget_all(self) -> None:
-        """The peer is gone, and whatever was here because of it."""
-        self.allowance.waiting -= len(self._waiting) + len(self._woken)
-        self._outbox.clear()
-        self._backlog.clear()
-        self._woken.clear()
-        self._decoder.clear()
-        self._outbox_bytes = self._blocked_bytes = self._backlog_bytes = self._waiting_bytes = 0
-        self._busy_bytes = 0
-        self._count_unhandled()
-        self._count_unread()
 
 
 def _unacknowledged_bytes(transport: asyncio.Transport) -> int:

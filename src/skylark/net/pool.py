@@ -2,6 +2,7 @@
 
 A network that lost a peer, or a peer that hangs, does not close a connection: so one on which a request got no answer,
 and nothing else came since, is closed here. The next request dials again, which shows whether the peer is there.
+What may be asked twice need not wait for that: after a second of silence it is asked on a new connection as well.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import re
 from ipaddress import IPv6Address
 from typing import Final
 
-from skylark.net.connection import Connection, Handlers
+from skylark.net.connection import Connection, Handlers, Watch
 from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
+
+SILENCE_S: Final = 1.0
 
 _NAME: Final = re.compile(r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
@@ -64,14 +67,21 @@ class Pool:
     """address -> connection. Requests that need one address at the same time share one dial."""
 
     def __init__(
-        self, handlers: Handlers | None = None, connect_timeout_s: float = 3.0, stamp: dict[str, str] | None = None
+        self,
+        handlers: Handlers | None = None,
+        connect_timeout_s: float = 3.0,
+        stamp: dict[str, str] | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """`stamp` goes into the fields of every request."""
+        """`stamp` goes into the fields of every request, and `watch` sees it and its response."""
         self._handlers: Handlers = handlers or {}
         self._stamp = stamp
+        self._watch = watch
         self._connect_timeout_s = connect_timeout_s
         self._connections: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection]] = {}
+        self._retired: set[Connection] = set()  # silent ones, on which an answer may still come
+        self._is_closed = False
 
     def is_open(self, address: str) -> bool:
         """Whether a request can go out at once, on a connection that is there already."""
@@ -82,6 +92,8 @@ class Pool:
         """An open connection. Raises OSError or TimeoutError, with the address in the text."""
         if self.is_open(address):
             return self._connections[address]
+        if self._is_closed:
+            raise ConnectionError(f"no connection to {address}: they are all closed")
         dial = self._dials.get(address)
         if dial is None:
             dial = self._dials[address] = asyncio.create_task(self._dial(address))
@@ -100,6 +112,31 @@ class Pool:
             abort_if_silent(connection, began_s)
             raise TimeoutError(f"no answer from {address} within {timeout_s:.3g} s") from None
 
+    async def ask(self, address: str, request: Frame, timeout_s: float = 3.0) -> Frame:
+        """The same for a request that may be asked twice, whose caller is not kept waiting by a silent connection."""
+        if timeout_s <= SILENCE_S or not self.is_open(address):
+            return await self.request(address, request, timeout_s)
+        clock_s = asyncio.get_running_loop().time
+        began_s = clock_s()
+        connection = self._connections[address]
+        asked = [asyncio.create_task(self.request(address, request, timeout_s))]
+        try:
+            await asyncio.wait(asked, timeout=SILENCE_S)
+            if not asked[0].done() and connection.last_received_s <= began_s:
+                self._retire(address, connection, timeout_s)
+                again = Frame(request.code, request.fields, request.body)
+                asked.append(asyncio.create_task(self.request(address, again, began_s + timeout_s - clock_s())))
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                asked.sort(key=lambda task: not task.done() or task.exception() is not None)  # an answer first
+            try:
+                return await asked[0]
+            except OSError:
+                return await asked[-1]
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
     async def notify(self, address: str, request: Frame) -> None:
         (await self.get(address)).notify(request)
 
@@ -110,10 +147,27 @@ class Pool:
             connection.close()
 
     def close(self) -> None:
+        """For good."""
+        self._is_closed = True
         for dial in self._dials.values():
             dial.cancel()
         for address in list(self._connections):
             self.drop(address)
+        for connection in self._retired:
+            connection.abort()
+        self._retired.clear()
+
+    def _retire(self, address: str, connection: Connection, after_s: float) -> None:
+        """Nobody asks on it from now on, and it closes when nobody waits for it any more."""
+        if self._connections.get(address) is connection:
+            log.info("%r does not answer; a new connection is tried", connection)
+            del self._connections[address]
+            self._retired.add(connection)
+            asyncio.get_running_loop().call_later(after_s, self._end, connection)
+
+    def _end(self, connection: Connection) -> None:
+        self._retired.discard(connection)
+        connection.abort()
 
     async def _get_within(self, address: str, timeout_s: float) -> Connection:
         try:
@@ -133,7 +187,7 @@ class Pool:
             host, port = split_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._handlers, dialled=True, stamp=self._stamp), host, port
+                    lambda: Connection(self._handlers, dialled=True, stamp=self._stamp, watch=self._watch), host, port
                 )
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None

@@ -45,6 +45,9 @@ class MessageQueue(msgspec.Struct, rename="camel", frozen=True):
     queue_id: Int
     topic: str
 
+    def __str__(self) -> str:
+        return f"queue {self.queue_id} of {self.topic} at {self.broker_name}"
+
 
 class Subscription(msgspec.Struct, rename="camel", kw_only=True):
     """What a group wants of a topic: tags (with their Java hash codes), or an expression of another type."""

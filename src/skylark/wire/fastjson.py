@@ -31,6 +31,8 @@ import msgspec
 T = TypeVar("T")
 
 MAX_DEPTH = 128
+MAX_LENIENT_BYTES = 1 << 15
+"""What a server reads in any form that fastjson knows; of more, only what is quick to read."""
 _ENTRY_LINE = "\n\t\t"  # before an entry of a map in the outermost object
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -230,10 +232,11 @@ def loads(data: bytes | bytearray | memoryview | str) -> Any:
         return _parse(data)
 
 
-def decode(data: bytes | bytearray | memoryview | str, wanted: type[T]) -> T:
+def decode(data: bytes | bytearray | memoryview | str, wanted: type[T], *, is_quick: bool = False) -> T:
     """The value of a JSON text as `wanted`, a Struct or any type that msgspec knows, with numeric and object keys too.
 
     As lenient as fastjson: a null is a field that is not there, "5" is good for a number, unknown fields are ignored.
+    `is_quick` refuses what would take much longer than standard JSON or numeric keys.
     """
     decoder = _decoder(cast(Any, wanted)) if isinstance(data, bytes) and b"null" not in data else None
     if decoder is not None:
@@ -245,10 +248,17 @@ def decode(data: bytes | bytearray | memoryview | str, wanted: type[T]) -> T:
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 continue  # not standard, or not JSON at all
     try:
-        value = loads(data)
+        value = _loads_standard(data) if is_quick else loads(data)
     except NumberOutOfRange:
         value = loads(quote_long_numbers(data))  # the types complain of them too, and name the field
     return convert(value, wanted)
+
+
+def _loads_standard(data: bytes | bytearray | memoryview | str) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadJson(f"not standard JSON: {error}") from None
 
 
 @lru_cache(maxsize=1024)

@@ -67,10 +67,11 @@ def encode_frame(frame: Frame) -> bytes:
 class FrameDecoder:
     """Cuts a byte stream into frames. Feed it what arrives; it keeps what is not complete."""
 
-    __slots__ = ("_max_bytes", "_missing", "_rest")
+    __slots__ = ("_max_bytes", "_max_header_bytes", "_missing", "_rest")
 
-    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = _MAX_HEADER_BYTES) -> None:
         self._max_bytes = max_bytes
+        self._max_header_bytes = max_header_bytes
         self._rest = bytearray()
         self._missing = 0  # bytes to wait for before another look can bring anything
 
@@ -103,7 +104,7 @@ class FrameDecoder:
             if stop > end:
                 self._missing = stop - end
                 break
-            frame = _decode_frame(data, position + 4, stop)
+            frame = _decode_frame(data, position + 4, stop, self._max_header_bytes)
             frame.wire_bytes = length
             frames.append(frame)
             position = stop
@@ -114,13 +115,15 @@ class FrameDecoder:
         return frames
 
 
-def _decode_frame(data: bytes, start: i64, stop: i64) -> Frame:
+def _decode_frame(data: bytes, start: i64, stop: i64, max_header_bytes: i64) -> Frame:
     encoding = data[start]
     header_start = start + 4
     header_size = i64(read_i32_be(data, start)) & 0xFFFFFF
     header_stop = header_start + header_size
     if header_stop > stop:
         raise BadFrame(f"header of {header_size} bytes in a frame of {stop - start}")
+    if header_size > max_header_bytes:
+        raise BadFrame(f"header of {header_size} bytes, which may have up to {max_header_bytes}")
     body = data[header_stop:stop]
     if encoding == _BINARY:
         return _decode_binary_header(data, header_start, header_stop, body)

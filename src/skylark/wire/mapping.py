@@ -82,6 +82,12 @@ class MappingDetail(msgspec.Struct, rename="camel", kw_only=True):
     topic: str | None = None
     total_queues: Int = 0
 
+    def __str__(self) -> str:
+        """In short: it may have many thousand items."""
+        return (
+            f"{self.topic}: epoch {self.epoch}, {len(self.hosted_queues)} of {self.total_queues} queues at {self.bname}"
+        )
+
     def info(self) -> TopicQueueMappingInfo:
         """What name servers are told: the logical queues that the broker leads, each with its queue there."""
         led = {

@@ -11,6 +11,10 @@ The body of REGISTER_BROKER may come compressed. Inflated, it is a run of counts
          separated by blanks
     4+n  filter servers, JSON
     4    number of static topic mappings, then each 4+n JSON; only from brokers since 5.0.0
+
+A large one, of either form, is read item by item, so that a thread that reads it lets the others of its process run. It
+must be JSON that is quick to read, its items may not be larger than `MAX_VALUE_BYTES`, and of topics only that is kept
+which routes tell.
 """
 
 from __future__ import annotations
@@ -19,20 +23,23 @@ import zlib
 from collections.abc import Iterable
 from itertools import islice
 from struct import Struct as Layout
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from skylark.wire import fastjson
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body, encode_body
 from skylark.wire.numbers import Int, Long
-from skylark.wire.tables import MAX_QUEUES, DataVersion, TopicConfig
+from skylark.wire.tables import MAX_QUEUES, PERM_READ, PERM_WRITE, DataVersion, TopicConfig
+from skylark.wire.walking import MAX_VALUE_BYTES, Walk
 
 MASTER_ID: Final = 0
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 MAX_INFLATED_BYTES: Final = 16 * 1024 * 1024
 MAX_TOPICS: Final = 100_000
 """Of one registration: a name server takes fewer, and a few compressed bytes can say that there are millions."""
+MAX_LOGICAL_QUEUES: Final = 500_000
+"""Of the static topics of one registration."""
 
 # Ordinals in Apache's MQVersion.
 V3_0_11: Final = 37
@@ -40,6 +47,7 @@ V4_9_4: Final = 401
 V5_0_0: Final = 413
 
 _INT = Layout(">i")
+_T = TypeVar("_T")
 
 
 class QueueData(msgspec.Struct, rename="camel", kw_only=True):
@@ -147,6 +155,8 @@ def decode_register_body(data: bytes, *, compressed: bool, version: int) -> Regi
     # Apache's broker 5.5.0 compresses when told to but says it did not; no JSON starts with zlib's first byte.
     if compressed or data[0] == 0x78:
         return _decode_compressed(data, version)
+    if len(data) > fastjson.MAX_LENIENT_BYTES:
+        return _decode_large(data, version)
     if version < V3_0_11:
         return RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(TopicConfigWrapper, data))
     return decode_body(RegisterBrokerBody, data)
@@ -172,6 +182,87 @@ def encode_register_body(body: RegisterBrokerBody, *, compressed: bool = False) 
     for mapping in topics.topic_queue_mapping_info_map.values():
         put(encode_body(mapping))
     return zlib.compress(b"".join(parts), 9)
+
+
+class _RoutedTopic(msgspec.Struct, rename="camel"):
+    """What routes tell of a `TopicConfig`."""
+
+    topic_name: str = ""
+    read_queue_nums: Int = 16
+    write_queue_nums: Int = 16
+    perm: Int = PERM_READ | PERM_WRITE
+    topic_sys_flag: Int = 0
+
+
+def _decode_large(data: bytes, version: int) -> RegisterBrokerBody:
+    walk, body = Walk(data), RegisterBrokerBody()
+    try:
+        if version < V3_0_11:
+            _walk_topics(walk, body.topic_config_serialize_wrapper)
+        else:
+            for name in walk.entries():
+                if name == "filterServerList":
+                    body.filter_server_list = _read(walk.value(), list[str])
+                elif name == "topicConfigSerializeWrapper":
+                    _walk_topics(walk, body.topic_config_serialize_wrapper)
+                else:
+                    walk.skip()
+        walk.end()
+    except fastjson.BadJson as e:
+        raise BadBody(f"bad body: {e}") from None
+    return body
+
+
+def _walk_topics(walk: Walk, topics: TopicConfigWrapper) -> None:
+    """Fills `topics` with what the walk has before it."""
+    for name in walk.entries():
+        if name == "dataVersion":
+            topics.data_version = _read(walk.value(), DataVersion)
+        elif name == "topicConfigTable":
+            topics.topic_config_table = _read_topics(walk.pieces())
+        elif name == "topicQueueMappingInfoMap":
+            mappings = (_read(piece, dict[str, TopicQueueMappingInfo]) for piece in walk.pieces())
+            topics.topic_queue_mapping_info_map = _counted_mappings(
+                each for piece in mappings for each in piece.items()
+            )
+        else:
+            walk.skip()
+
+
+def _read_topics(pieces: Iterable[bytes]) -> dict[str, TopicConfig]:
+    table: dict[str, TopicConfig] = {}
+    for piece in pieces:
+        for key, topic in _read(piece, dict[str, _RoutedTopic]).items():
+            table[key] = TopicConfig(
+                topic.topic_name,
+                topic.read_queue_nums,
+                topic.write_queue_nums,
+                topic.perm,
+                topic_sys_flag=topic.topic_sys_flag,
+            )
+        if len(table) > MAX_TOPICS:
+            raise BadBody(f"the registration has more than {MAX_TOPICS} topics")
+    return table
+
+
+def _counted_mappings(entries: Iterable[tuple[str | None, TopicQueueMappingInfo]]) -> dict[str, TopicQueueMappingInfo]:
+    mappings: dict[str, TopicQueueMappingInfo] = {}
+    queues = 0
+    for topic, mapping in entries:
+        queues += 1 + len(mapping.curr_id_map)
+        if queues > MAX_LOGICAL_QUEUES:
+            raise BadBody(f"the registration maps more than {MAX_LOGICAL_QUEUES} queues of static topics")
+        if topic is not None:
+            mappings[topic] = mapping
+    return mappings
+
+
+def _read(data: bytes, wanted: type[_T]) -> _T:
+    """An item of a registration that may be large. Raises BadBody."""
+    try:
+        return fastjson.decode(data, wanted, is_quick=True)
+    except fastjson.BadJson as e:
+        raise BadBody(f"bad registration: {e}") from None
 
 
 class _Items:
@@ -200,6 +291,8 @@ class _Items:
 
     def item(self) -> bytes:
         size = self.count()
+        if size > MAX_VALUE_BYTES:
+            raise BadBody(f"the compressed registration has an item of {size} bytes, of {MAX_VALUE_BYTES} at most")
         start = self._position
         self._position += size
         return self._data[start : self._position]
@@ -207,24 +300,17 @@ class _Items:
 
 def _decode_compressed(data: bytes, version: int) -> RegisterBrokerBody:
     items = _Items(_inflate(data))
-    topics = TopicConfigWrapper(data_version=decode_body(DataVersion, items.item()))
+    topics = TopicConfigWrapper(data_version=_read(items.item(), DataVersion))
     table: dict[str, TopicConfig] = {}
     for _ in range(items.topics()):
         topic = _parse_topic_line(items.item())
         table[topic.topic_name] = topic
     topics.topic_config_table = table
-    filter_servers = _decode_names(items.item())
+    filter_servers = _read(items.item(), list[str])
     if version >= V5_0_0:
-        mappings = [decode_body(TopicQueueMappingInfo, items.item()) for _ in range(items.topics())]
-        topics.topic_queue_mapping_info_map = {m.topic: m for m in mappings if m.topic is not None}
+        mappings = (_read(items.item(), TopicQueueMappingInfo) for _ in range(items.topics()))
+        topics.topic_queue_mapping_info_map = _counted_mappings((each.topic, each) for each in mappings)
     return RegisterBrokerBody(filter_server_list=filter_servers, topic_config_serialize_wrapper=topics)
-
-
-def _decode_names(data: bytes) -> list[str]:
-    try:
-        return fastjson.decode(data, list[str])
-    except fastjson.BadJson as e:
-        raise BadBody(f"bad filter servers in the compressed registration: {e}") from None
 
 
 def _inflate(data: bytes) -> bytes:
