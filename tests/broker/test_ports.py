@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.live import HOST, live_broker, messages_of
+from skylark.broker import ports
 from skylark.broker.app import Broker
 from skylark.broker.config import from_mapping
 from skylark.broker.ports import bind_both, listen_on_vip
@@ -111,9 +112,32 @@ def test_the_lowest_ports_have_none_below_them(caplog: pytest.LogCaptureFixture)
     assert "the VIP port 0, two below listenPort, is not served: ports begin at 1" in caplog.text
 
 
+def test_a_port_that_another_broker_has_bound_is_never_the_vip_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker listens only when its store is open: until then the system would let others have its port too."""
+    upper, lower = bind_both(HOST, 0)
+    assert lower is not None
+    first_choice, taken = upper.getsockname()[1], lower.getsockname()[1]
+    upper.close()
+    lower.close()
+    choices = [first_choice]
+
+    def choose(host: str, port: int, *, unshared: bool = False) -> socket.socket:
+        return bind(host, port or (choices.pop() if choices else 0), unshared=unshared)
+
+    monkeypatch.setattr(ports, "bind", choose)
+    with bind(HOST, taken) as opening:
+        own, vip = bind_both(HOST, 0)
+        assert vip is not None
+        with own, vip:
+            assert not choices
+            assert own.getsockname()[1] != first_choice
+            vip.listen()
+            opening.listen()
+
+
 def test_connections_to_both_ports_count_together() -> None:
     async def run() -> None:
-        server = Server({}, max_connections=2)
+        server = Server({}, max_connections=4)
         own, vip = bind_both(HOST, 0)
         assert vip is not None
         ports = [each.getsockname()[1] for each in (own, vip)]

@@ -26,13 +26,14 @@ def bind_both(host: str, port: int) -> tuple[socket.socket, socket.socket | None
     """The bound sockets of a broker's port and of its VIP port; port 0 takes two that are free. Raises OSError."""
     if port:
         bound = bind(host, port)
-        return bound, _bind_vip(host, port, say_why=True)
+        return bound, _bind_vip(host, port, unshared=False, say_why=True)
     taken: list[socket.socket] = []
     try:
         for _ in range(_PAIRS_TRIED):
             # Those that have no free port two below stay bound meanwhile, so that the system gives another one.
             taken.append(bind(host, 0))
-            vip = _bind_vip(host, _port_of(taken[-1]), say_why=len(taken) == _PAIRS_TRIED)
+            # Unshared, since the port two below may be another broker's, which reads its store before it listens.
+            vip = _bind_vip(host, _port_of(taken[-1]), unshared=True, say_why=len(taken) == _PAIRS_TRIED)
             if vip is not None:
                 break
         return taken.pop(), vip
@@ -50,11 +51,11 @@ async def listen_on_vip(server: Server, vip: socket.socket) -> None:
         vip.close()
 
 
-def _bind_vip(host: str, port: int, *, say_why: bool) -> socket.socket | None:
+def _bind_vip(host: str, port: int, *, unshared: bool, say_why: bool) -> socket.socket | None:
     vip_port = port - _VIP_DISTANCE
     try:
         if vip_port > 0:
-            return bind(host, vip_port)
+            return bind(host, vip_port, unshared=unshared)
         raise OSError("ports begin at 1")
     except OSError as e:
         if say_why:

@@ -1,7 +1,8 @@
 """A listening socket, the connections it accepted and their staged end.
 
 Connections are capped, and those that were silent for `idle_s` are aborted, as Apache's servers do: a client that lives
-sends a heartbeat every 30 s. All connections of a host share its `Allowance` of memory.
+sends a heartbeat every 30 s. All connections of a host share its `Allowance`, and a host has as many at most as it
+leaves free, so that nobody can take all.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _SAY_AGAIN_S: Final = 60.0
 _BACKLOG: Final = 1024
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: the port is known, and taken, before anything else is started."""
+def bind(host: str, port: int, *, unshared: bool = False) -> socket.socket:
+    """A bound socket that does not listen yet: the port is known, and taken, before anything else is started.
+
+    The system lets two sockets have one port as long as neither listens, and lets a port be taken again at once after
+    its server stopped. Neither holds for an `unshared` socket.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not unshared)
         bound.bind((host, port))
     except (socket.gaierror, TypeError) as e:  # the other one for a name that can't be encoded
         bound.close()
@@ -55,7 +60,7 @@ def refused(codes: Iterable[int], hint: str) -> dict[int, Handler]:
     return dict.fromkeys(codes, refuse)
 
 
-def _host(connection: Connection) -> bytes:
+def host_of(connection: Connection) -> bytes:
     """What stands for the peer's host: its address, or the network that one host of IPv6 has for itself."""
     packed = ip_address(connection.peer[0].partition("%")[0]).packed
     return packed if len(packed) == 4 else packed[:8]
@@ -129,17 +134,29 @@ class Server:
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
-        connection.allowance = self._allowances.setdefault(_host(connection), Allowance())
+        connection.allowance = self._allowances.setdefault(host_of(connection), Allowance())
         connection.allowance.join(connection)
-        if len(self.connections) > self._max_connections:
-            log.warning("closing %r: %d connections are open already", connection, self._max_connections)
+        why = self._lack_of_room(len(connection.allowance.connections))
+        if why:
+            log.warning("closing %r: %s", connection, why)
             connection.abort()
+
+    def _lack_of_room(self, own: int) -> str:
+        """Why a connection can't stay with which a host has so many, if it can't."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        places = self._max_connections
+        if descriptors != resource.RLIM_INFINITY:
+            places = min(places, descriptors)
+        left = places - len(self.connections)
+        if left >= (own if own > 1 else 0):
+            return ""
+        return f"{len(self.connections) - 1} connections are open of at most {places}, {own - 1} of them of its host"
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
         connection.allowance.leave(connection)
         if not connection.allowance.connections:
-            del self._allowances[_host(connection)]
+            del self._allowances[host_of(connection)]
         if self._on_closed is not None:
             self._on_closed(connection)
 
