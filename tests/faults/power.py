@@ -5,7 +5,8 @@ they were at their last sync. `cut` makes a directory from the copies: a file ha
 4 KiB pages or 512 byte sectors that were written since, and a random choice of its two sizes; a name that was added,
 removed or given to another file since is there or not, each by itself.
 
-`live_through` lets a `Life`, a store or a broker in a directory, go on from one cut to the next.
+`live_through` lets a `Life`, a store or a broker in a directory, go on from one cut to the next. Some of the cuts are
+kills: the process is gone, and its files stay as they are, what was not synced still at the mercy of the next cut.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ CUTS_A_LIFE = 20  # of one directory
 
 def cuts_wanted(usual: int) -> int:
     return int(os.environ.get("SKYLARK_POWER_CUTS", usual))
+
+
+KILLS = 0.3  # of the cuts
 
 
 class PowerCut(BaseException):
@@ -152,7 +156,7 @@ class Life:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """The power is gone. Lets go of what is open; nothing of that reaches the disk any more."""
+        """The power is gone, or the process. Lets go of what is open; nothing of that reaches the disk any more."""
         raise NotImplementedError
 
     def run(self, cuts: int) -> None:
@@ -163,8 +167,18 @@ class Life:
                 while True:
                     self.step()
             except PowerCut:
-                self._cut(self._directory / str(number))
+                if self.chance.random() < KILLS:
+                    self._kill()
+                else:
+                    self._cut(self._directory / str(number))
         self.finish()
+
+    def _kill(self) -> None:
+        self._disk.syncs_left = 0
+        with suppress(PowerCut):
+            self.abandon()
+        self._disk.syncs_left = None
+        _close_what_is_left()
 
     def _cut(self, target: Path) -> None:
         self._disk.cut(self.root, target)

@@ -206,6 +206,24 @@ def test_a_long_chain_is_given_up(index: IndexService, monkeypatch: pytest.Monke
     assert len(index.query("T", "all", 100, *ALWAYS)) <= 5
 
 
+def test_a_search_gives_way_and_goes_on_or_ends_with_the_files(
+    index: IndexService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_numbered(index, range(20))
+    expected = index.query("T", "all", 100, *ALWAYS)
+    monkeypatch.setattr(index_module, "_CHAIN_STEPS_PER_TURN", 4)
+    found: list[int] = []
+    assert len(list(index.search("T", "all", 100, *ALWAYS, found))) >= 5
+    assert found == expected
+    found.clear()
+    search = index.search("T", "all", 100, *ALWAYS, found)
+    next(search)
+    some = list(found)
+    index.close()
+    assert list(search) == []
+    assert found == some
+
+
 def test_a_damaged_chain_ends(tmp_path: Path) -> None:
     service = IndexService(tmp_path, 1, 50)
     put_numbered(service, range(20))

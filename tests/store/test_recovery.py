@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import subprocess
@@ -11,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from skylark.store import Store, StoreError, dispatch
+from skylark.store import Store, StoreError, dispatch, segments
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.logscan import LogScan
 from skylark.wire.message import QUEUE_OFFSET_POSITION
 from skylark.wire.records import decode_record, encode_record
 from store.small_store import (
+    SEGMENT_BYTES,
     START_MS,
     a_message,
     bodies,
@@ -337,6 +340,26 @@ def test_one_queue_that_is_missing_after_a_crash_is_made_again(tmp_path: Path) -
         assert bodies(store, "other") == expected_bodies(20, "other")
 
 
+def test_a_torn_record_means_the_same_to_a_queue_that_is_built_again(tmp_path: Path) -> None:
+    """Properties that end in NUL, with damage behind them: whichever way a queue is recovered, that one is lost."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 5)
+        store.flush()
+        fill(store, 5)
+        torn = store.entry("topic", 0, 7)
+        assert torn is not None
+        root = crash(store, tmp_path / "b")
+    behind = torn.log_offset + torn.size_bytes
+    damage(root, behind - 1, b"\0")
+    damage(root, behind + 10)  # the checksum of the next one
+    without_queue = Path(shutil.copytree(root, tmp_path / "c"))
+    shutil.rmtree(without_queue / "consumequeue" / "topic")
+    for path in (root, without_queue):
+        with small_store(path) as store:
+            assert found_offsets(store) == [0, 1, 2, 3, 4, 5, 6, 9]
+            assert store.max_offset("topic", 0) == 10
+
+
 @pytest.mark.parametrize("how", ["clean", "killed", "without checkpoint", "without queues"])
 @pytest.mark.parametrize("others", [0, 5])
 def test_a_deleted_topic_stays_deleted(
@@ -398,6 +421,11 @@ def test_the_list_of_deleted_topics_is_as_long_as_the_log(tmp_path: Path) -> Non
     assert len((tmp_path / "deletedTopics").read_text().split()) == 5
     with (tmp_path / "deletedTopics").open("a") as file:
         file.write("[12")  # as a crash leaves it
+    blocked = tmp_path / "deletedTopics.tmp"
+    blocked.mkdir()  # as on a full disk, nothing can be written there
+    with small_store(tmp_path) as store:
+        assert len(bodies(store)) > 0
+    blocked.rmdir()
     with small_store(tmp_path) as store:
         assert (tmp_path / "deletedTopics").read_text() == ""
 
@@ -525,6 +553,38 @@ def test_a_full_disk_does_not_keep_a_store_from_opening(tmp_path: Path, monkeypa
         assert bodies(store) == expected_bodies(3)
 
 
+class Blocks:
+    """The disk blocks of files; once the disk is full, each file has those that it had before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        self._ends: dict[tuple[str, ...], int] = {}
+        monkeypatch.setattr(segments, "posix_fallocate", self)
+
+    def __call__(self, fd: int, offset: int, length: int) -> None:
+        name = Path(f"/proc/self/fd/{fd}").readlink().parts[-3:]
+        if self.is_full and offset + length > self._ends.get(name, 0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(fd, offset, length)
+        self._ends[name] = max(self._ends.get(name, 0), offset + length)
+
+
+@pytest.mark.parametrize("checked", [0, 2, 2900])
+def test_a_full_disk_keeps_no_queue_from_being_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: int
+) -> None:
+    large: dict[str, Any] = {"queue_entries_per_file": 10_000, "segment_bytes": 1 << 20}
+    disk = Blocks(monkeypatch)
+    with small_store(tmp_path / "store", **large) as store:
+        fill(store, checked)
+        store.flush()
+        fill(store, 300)
+        root = crash(store, tmp_path / "killed" / "store")
+    disk.is_full = True
+    with small_store(root, **large) as store:
+        assert bodies(store) == expected_bodies(checked + 300)
+
+
 def test_a_scan_crosses_segments(tmp_path: Path) -> None:
     store = Store.open(small_config(tmp_path))
     fill(store, 40)
@@ -615,6 +675,39 @@ def test_one_record_that_says_to_be_the_first_costs_no_other(tmp_path: Path, cle
                 del expected[position]
             assert readable(store) == expected
         shutil.rmtree(root / "consumequeue")
+
+
+@pytest.mark.parametrize("claimed", [1, 2, 25, 1 << 24, 1 << 40, -1])
+@pytest.mark.parametrize("count", [4, 60])
+def test_a_first_record_that_says_to_be_a_later_one_costs_no_other(tmp_path: Path, claimed: int, count: int) -> None:
+    with small_store(tmp_path) as store:
+        fill(store, count)
+    damage(tmp_path, QUEUE_OFFSET_POSITION, claimed.to_bytes(8, "big", signed=True))
+    shutil.rmtree(tmp_path / "consumequeue")
+    for _ in range(2):
+        with small_store(tmp_path) as store:
+            assert readable(store) == expected_bodies(count, start=1)
+            assert store.max_offset("topic", 0) == count
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_messages_behind_a_large_hole_of_the_log_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_GAP_ENTRIES", 5)
+    with small_store(tmp_path) as store:
+        fill(store, 60)
+        left = [
+            n for n in range(60) if (entry := store.entry("topic", 0, n)) and entry.log_offset // SEGMENT_BYTES != 1
+        ]
+    hole = tmp_path / "commitlog" / f"{SEGMENT_BYTES:020}"
+    hole.unlink()
+    if not is_gone:
+        hole.write_bytes(bytes(SEGMENT_BYTES))
+    shutil.rmtree(tmp_path / "consumequeue")
+    with small_store(tmp_path) as store:
+        assert found_offsets(store) == left
+        assert len(left) < 60 - 5
 
 
 @pytest.mark.parametrize("count", [2, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import datetime
 from pathlib import Path
@@ -143,6 +144,32 @@ def test_forcible_cleaning_can_be_switched_off(tmp_path: Path) -> None:
         store.flush()
         age(store, [0.1], at_hour(9))
         assert store.clean(at_hour(9)).log_files == 0
+
+
+def test_the_log_says_why_no_room_is_made_but_not_at_every_look(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "skylark.store.retention")
+    usage = [0.8]
+    with small_store(tmp_path, disk_usage=lambda path: usage[0], clean_forcibly=False) as store:
+        store.clean(FOUR)
+        fill(store, 40)
+        store.flush()
+        now_ms = at_hour(9)
+        for path in (store.config.root / "commitlog").iterdir():
+            os.utime(path, (now_ms / 1000, now_ms / 1000))
+        for look in range(120):
+            store.clean(now_ms + look * 10_000)
+        usage[0] = 0.89
+        store.clean(now_ms + 1_200_000)
+    young = "no file of the log can go: the oldest was written to within the 72 hours of fileReservedTime"
+    assert [record.message for record in caplog.records] == [
+        "80% of the disk is used, and no file of the log can go: the one that is written to is the only one",
+        f"80% of the disk is used, and {young}",
+        f"80% of the disk is used, and {young}",
+        f"89% of the disk is used, and {young}; cleanFileForciblyEnable=false keeps it: make room, or lower "
+        "fileReservedTime",
+    ]
 
 
 @pytest.mark.parametrize(

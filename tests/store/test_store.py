@@ -266,6 +266,8 @@ def test_old_messages_are_read_in_smaller_portions(tmp_path: Path) -> None:
         assert (old.count, old.from_disk) == (8, True)
         new = store.read("topic", 0, 59, 32)
         assert (new.count, new.from_disk) == (1, False)
+        assert [store.is_cached("topic", 0, offset) for offset in (0, 59, 60, -1)] == [False, True, False, False]
+        assert not store.is_cached("topic", 1, 0)
 
 
 def test_filters(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -322,12 +323,20 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     save(path, offset(1))
 
     def full(_fd: int) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fdatasync", full)
     with pytest.raises(OSError, match="No space"):
         save(path, offset(2))
     assert load(path, DelayOffsetTable) == offset(1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_told_with_the_name_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "delayOffset.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/delayOffset\.json") as failure:
+        save(tmp_path / "delayOffset.json", DelayOffsetTable(offset_table={1: 2}))
+    assert failure.value.errno == errno.ENOSPC
 
 
 def test_data_version() -> None:

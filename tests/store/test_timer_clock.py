@@ -300,8 +300,9 @@ def test_the_oldest_timer_that_is_needed_moves_on_without_retention(tmp_path: Pa
         assert timers.timers.put(NOW_MS + 1000, NOW_MS, entry, is_recall=False, topic_hash=0)
     for second in range(6):
         timers.timers.advance(NOW_MS + 2_000 + second * 1000)
-        while timers.timers.next_due() is not None:
-            timers.timers.finish_slot()
+        while timers.timers.is_behind:
+            if timers.timers.next_due() is not None:
+                timers.timers.finish_slot()
     assert timers.timers.lowest_needed() is None, "one call of retention in a day is enough"
     timers.close()
 

@@ -276,6 +276,25 @@ def test_reading_goes_on_within_a_slot(tmp_path: Path) -> None:
     timers.close()
 
 
+def test_thousands_of_timers_of_one_moment_are_found_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skylark.store.timers._MOST_UNITS_A_TURN", 4)
+    timers = Timers(tmp_path)
+    timers.send(*[1] * 10)
+    timers.follow()
+    timers.timers.advance(NOW_MS + 2000)
+    assert timers.timers.next_due() is None
+    assert timers.timers.is_behind
+    timers.send(1)  # too late for the slot, whose timers are being found
+    timers.follow()
+    assert timers.timers.next_due() is None
+    slot = timers.timers.next_due()
+    assert slot is not None
+    assert list(slot.positions) == sorted(slot.positions)
+    assert timers.due(NOW_MS + 2000) == list(range(10))
+    assert timers.due(NOW_MS + 3000) == [10]
+    timers.close()
+
+
 @pytest.mark.parametrize("on_disk", [0, 2])
 def test_after_a_power_failure_a_slot_goes_on_behind_what_was_on_disk(tmp_path: Path, on_disk: int) -> None:
     timers = Timers(tmp_path)

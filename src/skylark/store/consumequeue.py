@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from skylark.store.api import QueueEntry, StoreError
+from skylark.store.api import DiskFull, QueueEntry, StoreError
 from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases, store_error, sync_directory
 from skylark.wire.records import topic_field
@@ -115,7 +115,11 @@ class ConsumeQueue:
             insort(self._bases, base)
             self._pool.add(segment, self._forget)
         segment.reserved_bytes = max(segment.reserved_bytes, at)
-        segment.reserve(at + max(size_bytes, min(max(at, _RESERVE_FIRST_BYTES), _RESERVE_MOST_BYTES)))
+        try:
+            segment.reserve(at + max(size_bytes, min(max(at, _RESERVE_FIRST_BYTES), _RESERVE_MOST_BYTES)))
+        except DiskFull:
+            # Just what is needed. After a crash a full disk has that: the entries were there before.
+            segment.reserve(at + size_bytes)
         segment.release_fd()
         return segment
 

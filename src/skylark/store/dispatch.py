@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # By the sys flag's transaction bits: half messages and their rollbacks are in the log but in no queue.
 UNQUEUED = frozenset((SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
-MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is not lost messages but a damaged record
+MAX_GAP_ENTRIES = 1 << 20  # a larger hole in a queue is a damaged record, unless that many are lost in the log
+_MOST_BLANKS: Final = 1 << 16  # at once
+_MOST_TOLD: Final = 20
 _DELAY_LEVEL: Final = property_key(PROPERTY_DELAY_LEVEL)
 _SIZE_AND_MAGIC = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
@@ -164,15 +166,19 @@ class Dispatcher:
         self.deleted = deleted
         # Queues whose next record has an offset they cannot have yet: entries before it are missing.
         self.lagging: set[ConsumeQueue] = set()
-        # Records that say to be the first of their queue, which has others: the next one tells whether that is so.
-        self._firsts: dict[ConsumeQueue, LogRecord] = {}
+        # Records that say to be before others that their queue has: the next one tells whether that is so.
+        self._going_back: dict[ConsumeQueue, LogRecord] = {}
+        self._out_of_order = 0
 
-    def to_queue(self, record: LogRecord, *, lost: int | None, only: set[ConsumeQueue] | None = None) -> None:
+    def to_queue(
+        self, record: LogRecord, *, lost: int, is_complete: bool, only: set[ConsumeQueue] | None = None
+    ) -> None:
         """Adds the record's entry unless the queue has it, or its topic was deleted.
 
-        `lost`: how many records before it may be lost; None, if there is none in the log that is not dispatched.
-        A queue whose offsets begin anew is that of a topic that was deleted and made again, if the deletion is known or
-        two records in a row say so: a single one is damaged, and would cost all before it.
+        `lost`: how many records may be lost in what is damaged of the log. `is_complete`: all others that the log has
+        of the queue before this one are dispatched. A queue whose offsets go back is that of a topic that was deleted
+        and made again, or began with a record whose offset is damaged, if the deletion is known or two records in a row
+        say so: a single one is damaged itself, and would cost all before it.
         """
         if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self.deleted.offset(record.topic):
             return
@@ -183,37 +189,48 @@ class Dispatcher:
             return
         if only is not None and queue not in only:
             return
-        first = self._firsts.pop(queue, None)
-        if first is not None and first.log_offset < record.log_offset:
-            if record.queue_offset == 1:
-                queue.destroy()
-                self._put(queue, first)
-            elif lost is not None:
+        back = self._going_back.pop(queue, None)
+        if back is not None and back.log_offset < record.log_offset:
+            if record.queue_offset == back.queue_offset + 1:
+                queue.start_at(back.queue_offset)
+                self._put(queue, back)
+            else:
                 lost += 1
         missing = record.queue_offset - queue.max_offset
-        if missing < 0:
-            if self._is_in_a_gap(queue, record):
-                # The record behind the gap claimed an offset that it never had.
-                queue.max_offset = record.queue_offset
-                queue.cut()
-            elif record.queue_offset or record.log_offset <= queue.last_record_end()[0]:
-                return
-            elif queue.last_record_end()[0] < self.deleted.offset(record.topic):
-                queue.destroy()  # the topic was deleted and made again: its offsets began anew
-            else:
-                # Apache's broker notes no deletions; but an offset is under no checksum, and may be damaged.
-                place = f"{queue.topic}-{queue.queue_id} at {queue.max_offset}"
-                log.warning("%s: the record at log offset %d says to be the first", place, record.log_offset)
-                self._firsts[queue] = record
-                return
-        elif missing:
+        if missing < 0 and not self._makes_room(queue, record):
+            return
+        if missing > 0:
             is_empty = queue.max_offset == queue.first_stored_offset
-            if lost is not None and (is_empty or missing > lost):
+            if not is_complete and (is_empty or missing > lost):
                 self.lagging.add(queue)
                 return
-            if not self._skip_to(queue, record):
+            if not self._skip_to(queue, record, lost):
                 return
         self._put(queue, record)
+
+    def _makes_room(self, queue: ConsumeQueue, record: LogRecord) -> bool:
+        """Whether a queue that is further than a record was brought back to it."""
+        if self._is_in_a_gap(queue, record):
+            # The record behind the gap claimed an offset that it never had.
+            queue.max_offset = record.queue_offset
+            queue.cut()
+            return True
+        last_log_offset = queue.last_record_end()[0]
+        if record.log_offset <= last_log_offset:
+            return False  # it is there
+        if record.queue_offset == 0 and last_log_offset < self.deleted.offset(queue.topic):
+            queue.destroy()  # the topic was deleted and made again: its offsets began anew
+            return True
+        if record.queue_offset == 0 or queue.max_offset - queue.min_offset == 1:
+            # Apache's broker notes no deletions; but an offset is under no checksum, and may be damaged.
+            self._going_back[queue] = record
+        self._out_of_order += 1
+        if self._out_of_order <= _MOST_TOLD:
+            place = f"{queue.topic}-{queue.queue_id} at {queue.max_offset}"
+            log.warning(
+                "%s: the record at log offset %d says to be number %d", place, record.log_offset, record.queue_offset
+            )
+        return False
 
     def _put(self, queue: ConsumeQueue, record: LogRecord) -> None:
         code = queue_tag_code(record.topic, _part(record), record.store_ms, self._delays_ms)
@@ -224,18 +241,20 @@ class Dispatcher:
         entry = queue.entry(record.queue_offset)
         return entry is not None and entry.size_bytes == BLANK_SIZE and 0 < entry.log_offset < record.log_offset
 
-    def _skip_to(self, queue: ConsumeQueue, record: LogRecord) -> bool:
+    def _skip_to(self, queue: ConsumeQueue, record: LogRecord, lost: int) -> bool:
         """Moves the end of a queue forward to a record whose predecessors are not in the log."""
         if queue.max_offset == queue.first_stored_offset:
             queue.start_at(record.queue_offset)
             return True
         missing = record.queue_offset - queue.max_offset
         place = f"{queue.topic}-{queue.queue_id} at {queue.max_offset}"
-        if missing > MAX_GAP_ENTRIES:
+        if missing > max(MAX_GAP_ENTRIES, lost):
             log.error("%s: the record at log offset %d claims to be %d further", place, record.log_offset, missing)
             return False
         log.error("%s: %d messages are missing in the log", place, missing)
-        self._progress.put(queue, ENTRY.pack(record.log_offset, BLANK_SIZE, 0) * missing)
+        blank = ENTRY.pack(record.log_offset, BLANK_SIZE, 0)
+        while queue.max_offset < record.queue_offset:
+            self._progress.put(queue, blank * min(record.queue_offset - queue.max_offset, _MOST_BLANKS))
         return True
 
     def to_index(self, record: LogRecord) -> None:

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -61,8 +61,9 @@ _RESERVE_BYTES = 4 << 20
 _SCAN_ENTRIES = 1 << 15
 _MAX_SECONDS: Final = 0x7FFF_FFFF
 _MAX_TOPIC_LENGTH: Final = 255
-# A chain of one hot tag can be as long as the file; a query must not stop the event loop for seconds because of it.
+# A chain of one hot tag can be as long as the file; a query must not take seconds because of it.
 _MAX_CHAIN_STEPS = 500_000
+_CHAIN_STEPS_PER_TURN = 16_384
 
 
 class BadIndexFile(StoreError):
@@ -216,11 +217,13 @@ class IndexFile:
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return begin_ms <= self.end_ms and end_ms >= self.begin_ms
 
-    def select(self, code: int, max_count: int, begin_ms: int, end_ms: int, found: list[int]) -> None:
-        """Adds to `found`, newest first, the log offsets filed under this hash in this span of time."""
+    def select(self, code: int, max_count: int, begin_ms: int, end_ms: int, found: list[int]) -> Iterator[None]:
+        """Adds to `found`, newest first, the log offsets filed under this hash in this span of time. Gives way now and
+        then, after which the file may be closed.
+        """
         (number,) = SLOT.unpack_from(self.map, HEADER.size + code % self.slots * 4)
         upper = self.count
-        for _ in range(_MAX_CHAIN_STEPS):
+        for step in range(1, _MAX_CHAIN_STEPS + 1):
             # Only ever downwards: a damaged chain ends, it never loops.
             if not 0 < number < upper or len(found) >= max_count:
                 return
@@ -231,6 +234,10 @@ class IndexFile:
             if seconds < 0 or time_ms < begin_ms:
                 return
             upper, number = number, previous
+            if step % _CHAIN_STEPS_PER_TURN == 0:
+                yield
+                if self.map.closed:
+                    return
         log.warning("gave up a key lookup in %s after %d entries with the same hash slot", self.path, _MAX_CHAIN_STEPS)
 
     def cut(self, log_offset: int) -> None:
@@ -433,13 +440,22 @@ class IndexService:
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets, newest first, of messages that may have this key: only the hash was compared."""
         found: list[int] = []
-        code = key_hash(topic, key)
-        for file in reversed(self._files):
-            if not file.empty and file.overlaps(begin_ms, end_ms):
-                file.select(code, max_count, begin_ms, end_ms, found)
-            if len(found) >= max_count or file.begin_ms < begin_ms:
-                break
+        for _ in self.search(topic, key, max_count, begin_ms, end_ms, found):
+            pass
         return found
+
+    def search(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, found: list[int]
+    ) -> Iterator[None]:
+        """The same, into `found`; gives way now and then."""
+        code = key_hash(topic, key)
+        for file in self._files[::-1]:
+            if file.map.closed:  # deleted meanwhile, and with it the older ones
+                return
+            if not file.empty and file.overlaps(begin_ms, end_ms):
+                yield from file.select(code, max_count, begin_ms, end_ms, found)
+            if len(found) >= max_count or file.begin_ms < begin_ms:
+                return
 
     def flush(self) -> None:
         """Brings all files to disk; a full file only once. For the flush thread; blocks. Raises OSError.

@@ -30,11 +30,13 @@ class Damage:
 
     def __init__(self) -> None:
         self.stretches: dict[int, int] = {}  # where each begins and ends
+        self.most_records = 0  # that may be lost
 
     def passed(self, start: int, end: int) -> None:
         if start in self.stretches:
             return
         self.stretches[start] = end
+        self.most_records += (end - start) // MIN_RECORD_BYTES + 1
         if len(self.stretches) <= _MOST_TOLD:
             log.error("the log is damaged from offset %d to %d, what was stored there is lost", start, end)
         elif len(self.stretches) == _MOST_TOLD + 1:
@@ -43,11 +45,6 @@ class Damage:
     @property
     def size_bytes(self) -> int:
         return sum(end - start for start, end in self.stretches.items())
-
-    @property
-    def most_records(self) -> int:
-        """How many records may be lost."""
-        return sum((end - start) // MIN_RECORD_BYTES + 1 for start, end in self.stretches.items())
 
 
 class LogScan:

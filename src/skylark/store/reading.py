@@ -113,6 +113,14 @@ class QueueReader:
             found.log_offset < cached_from,
         )  # fmt: skip
 
+    def is_cached(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at an offset, so new that a read would take it for one in memory."""
+        queue = self._queues.get((topic, queue_id))
+        entry = queue.entry(offset) if queue is not None else None
+        if entry is None or entry.size_bytes == BLANK_SIZE:
+            return False
+        return entry.log_offset >= max(self._log.min_offset, self._log.end_offset - self._cached_bytes)
+
     def _tell(self, queue: ConsumeQueue, damaged: list[tuple[int, int]]) -> None:
         """Logs the entries of a read that lead nowhere, however often they are read: once, and not without end."""
         told = self._told

@@ -105,7 +105,7 @@ def recover(
     result = _dispatch_tail(commit_log, dispatcher, damage, start, dispatched, clean=clean)
     if dispatcher.lagging:
         distrust_queues()
-        _rebuild(commit_log, dispatcher, dispatcher.lagging, damage)
+        _rebuild(commit_log, dispatcher, dispatcher.lagging, damage, clean=clean)
     elif clean and _lost_queues(queues, checkpoint, result.end_offset):
         log.warning("consume queue files were lost while the store was closed, they are made again from the log")
         distrust_queues()
@@ -114,7 +114,7 @@ def recover(
             if queue.first_stored_offset and queue.last_record_end()[0] >= commit_log.min_offset:
                 queue.destroy()
         for record in LogScan(commit_log, commit_log.min_offset, damage):
-            dispatcher.to_queue(record, lost=None)
+            dispatcher.to_queue(record, lost=damage.most_records, is_complete=True)
     for queue in queues:
         queue.correct_min_offset(commit_log.min_offset)
     if index is not None:
@@ -131,7 +131,7 @@ def _dispatch_tail(
     from_the_first = start == commit_log.min_offset
     for record in scan:
         if record.log_offset > dispatched:
-            dispatcher.to_queue(record, lost=None if from_the_first else damage.most_records)
+            dispatcher.to_queue(record, lost=damage.most_records, is_complete=from_the_first)
         result.last_log_offset = record.log_offset
         result.last_store_ms = record.store_ms
         result.record_count += 1
@@ -243,13 +243,15 @@ def _drop_deleted(queues: QueueTable, dispatcher: Dispatcher, distrust_queues: C
             dispatcher.lagging.add(queue)
 
 
-def _rebuild(commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue], damage: Damage) -> None:
+def _rebuild(
+    commit_log: CommitLog, dispatcher: Dispatcher, lagging: set[ConsumeQueue], damage: Damage, *, clean: bool
+) -> None:
     names = ", ".join(sorted(f"{queue.topic}-{queue.queue_id}" for queue in lagging)[:10])
     log.warning("%d consume queues lack entries and are built again from the log: %s", len(lagging), names)
     for queue in lagging:
         queue.destroy()
-    for record in LogScan(commit_log, commit_log.min_offset, damage):
-        dispatcher.to_queue(record, lost=None, only=lagging)
+    for record in LogScan(commit_log, commit_log.min_offset, damage, ends_whole=clean):
+        dispatcher.to_queue(record, lost=damage.most_records, is_complete=True, only=lagging)
 
 
 def _recover_index(
@@ -274,7 +276,7 @@ def _recover_index(
         log.warning("messages in the log from offset %d to %d are not found by key", indexed, result.start_offset)
         start = max(start, result.start_offset)
     try:
-        for record in LogScan(commit_log, start, damage):
+        for record in LogScan(commit_log, start, damage, ends_whole=clean):
             dispatcher.to_index(record)
     except OSError as error:
         log.error("messages are not found by key until the index can be written again: %s", error)

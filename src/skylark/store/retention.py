@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _MANUAL_ROUNDS: Final = 20
 _HOUR_MS: Final = 3_600_000
+_REMINDER_MS: Final = 600_000
 _MOST_QUEUES_A_TURN: Final = 64
 _MOST_QUEUES_TOLD: Final = 20
 
@@ -89,6 +90,8 @@ class Retention:
         self._manual_rounds = 0
         self._followers: deque[ConsumeQueue] = deque()  # that have not followed the log yet
         self._unexpired: Unexpired | None = None  # that this round deleted
+        self._kept: str | None = None  # why the last round deleted nothing
+        self._kept_told: tuple[str, int] | None = None  # what the log says of that, and since when
         self.lowest_needed: Callable[[], int | None] = lambda: None
         self.space_refusal: str | None = None
 
@@ -128,7 +131,19 @@ class Retention:
             if self._index is not None:
                 report.index_files = self._index.delete_before(self._log.min_offset)
         elif is_crowded:
-            log.warning("%.0f%% of the disk is used, but there was no log segment to delete", ratio * 100)
+            self._tell_kept(ratio, now_ms, is_full=forcibly)
+        if not is_crowded:
+            self._kept_told = None
+
+    def _tell_kept(self, ratio: float, now_ms: int, *, is_full: bool) -> None:
+        """Says why no room is made: once, and again as long as it stays so."""
+        kept = self._kept or "the one that is written to is the only one"
+        if is_full and not self._config.clean_forcibly:
+            kept += "; cleanFileForciblyEnable=false keeps it: make room, or lower fileReservedTime"
+        told = self._kept_told
+        if told is None or told[0] != kept or not 0 <= now_ms - told[1] < _REMINDER_MS:
+            self._kept_told = kept, now_ms
+            log.warning("%.0f%% of the disk is used, and no file of the log can go: %s", ratio * 100, kept)
 
     def _judge_space(self, ratio: float) -> bool:
         """Sets `space_refusal`; whether segments must go whatever their age."""
@@ -151,15 +166,23 @@ class Retention:
         deleted = 0
         oldest_ms = now_ms - self._config.file_reserved_hours * _HOUR_MS
         needed = self.lowest_needed()
+        self._kept = None
         for segment in self._log.segments[:-1]:
+            if deleted >= self._config.delete_batch_max:
+                break
             is_needed = needed is not None and segment.base + segment.size_bytes > needed
-            if segment.base + segment.size_bytes > self._flushed_offset() or deleted >= self._config.delete_batch_max:
-                break
             has_expired = segment.path.stat().st_mtime_ns // 1_000_000 <= oldest_ms
-            if not forcibly and (is_needed or not has_expired):
-                break
-            if not self._log.delete_first():
-                log.info("%s has expired but is being read", segment.path)
+            if segment.base + segment.size_bytes > self._flushed_offset():
+                self._kept = "the oldest is not flushed yet"
+            elif not forcibly and not has_expired:
+                hours = self._config.file_reserved_hours
+                self._kept = f"the oldest was written to within the {hours} hours of fileReservedTime"
+            elif not forcibly and is_needed:
+                self._kept = "the oldest has messages that wait for their time"
+            elif not self._log.delete_first():
+                self._kept = "the oldest is being read"
+            if self._kept is not None:
+                log.debug("%s stays: %s", segment.path, self._kept)
                 break
             if not has_expired and self._unexpired is None:
                 self._unexpired = Unexpired(segment.base)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Literal
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from skylark.store import open_files
 from skylark.store.api import (
     CleanReport,
     DiskFull,
@@ -93,7 +93,7 @@ class Store:
         self._abort_path = root / "abort"
         self._delays_ms = parse_delay_levels(config.delay_levels)
         self._log = CommitLog(config.commit_log_dir or root / "commitlog", config.segment_bytes)
-        self._pool = MappingPool(min(config.max_mapped_queue_files, _raise_open_files_limit() // 4))
+        self._pool = MappingPool(min(config.max_mapped_queue_files, open_files.allow_all() // 4))
         self._queues = QueueTable(root / "consumequeue", config.queue_entries_per_file, self._pool)
         self._checkpoint = Checkpoint(root / "checkpoint")
         self._index = None
@@ -136,8 +136,12 @@ class Store:
             self._flusher.flush_log()
 
     @classmethod
-    def open(cls, config: StoreConfig) -> Store:
-        """Opens the directory, or makes it, and recovers what it holds. Blocks; raises `StoreError`."""
+    def open(cls, config: StoreConfig, *, flushes: bool = True) -> Store:
+        """Opens the directory, or makes it, and recovers what it holds. Blocks; raises `StoreError`.
+
+        Without `flushes` nothing is brought to disk by itself until `start_flushing`. After an unclean stop that is for
+        whoever derives something from the log: once a checkpoint has passed a gap, the next start knows of none.
+        """
         try:
             log_dir = config.commit_log_dir or config.root / "commitlog"
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -152,8 +156,12 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot open the store in {config.root}: {error}") from error
         store._warn_of_little_space()
-        store._flusher.start()
+        if flushes:
+            store.start_flushing()
         return store
+
+    def start_flushing(self) -> None:
+        self._flusher.start()
 
     def _warn_of_little_space(self) -> None:
         """Tells before the first message is refused; blocks may be reserved already, so that it is not sure to be."""
@@ -175,8 +183,10 @@ class Store:
         except OSError as error:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
-        # Without the marker a power loss would pass for a clean stop, and without their names files are not found.
-        for directory in (self.config.root, self.config.root.parent, self._log.directory.parent):
+        # Without the marker a power loss would pass for a clean stop, and without their names files are not found: that
+        # of a segment may be in memory only, if the process that made it was killed.
+        log_directory = self._log.directory
+        for directory in (self.config.root, self.config.root.parent, log_directory, log_directory.parent):
             sync_directory(directory)
 
     def _distrust_queues(self) -> None:
@@ -327,6 +337,10 @@ class Store:
         """Calls `done` when the log is on disk up to an offset, or with the reason why that will not happen."""
         self._flusher.when_flushed(log_end_offset, done)
 
+    def flush_log(self) -> bool:
+        """Brings the log to disk now, and says whether it is there. Blocks."""
+        return self._flusher.flush_log()
+
     def flush(self) -> None:
         """Brings log, queues, index and checkpoint to disk now. Blocks."""
         self._flusher.flush_derived(with_index=True)
@@ -350,6 +364,10 @@ class Store:
         What Apache's `getMessage` does; see `reading`. Bodies are not checked against their checksums.
         """
         return self._reader.read(topic, queue_id, offset, max_count, max_bytes, wants, accepts)
+
+    def is_cached(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether there is a message at an offset, so new that it is thought to be in memory."""
+        return self._reader.is_cached(topic, queue_id, offset)
 
     def entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
         queue = self._queues.get((topic, queue_id))
@@ -381,9 +399,22 @@ class Store:
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records, oldest first, that are filed under a key: by hash, so that the caller compares the key itself."""
+        offsets: list[int] = []
+        for _ in self.search(topic, key, max_count, begin_ms, end_ms, offsets):
+            pass
+        return self.found(offsets)
+
+    def search(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, offsets: list[int]
+    ) -> Iterator[None]:
+        """Looks a key up as `query` does, into `offsets`; gives way now and then, since many may have the same key."""
+        if self._index is not None:
+            yield from self._index.search(topic, key, min(max_count, _QUERY_MAX_COUNT), begin_ms, end_ms, offsets)
+
+    def found(self, offsets: list[int]) -> QueryResult:
+        """The records that a search has led to."""
         if self._index is None:
             return QueryResult([], 0, 0)
-        offsets = self._index.query(topic, key, min(max_count, _QUERY_MAX_COUNT), begin_ms, end_ms)
         records = [self._log.record(offset) for offset in sorted(set(offsets))]
         found = [record for record in records if record is not None]
         return QueryResult(found, self._index.last_timestamp_ms, self._index.last_log_offset)
@@ -503,15 +534,3 @@ class Store:
         self._pool.clear()
         self._log.close()
         self._directory_lock.release()
-
-
-def _raise_open_files_limit() -> int:
-    """Allows as many open files as the system lets us, since each mapping holds one; says how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError) as error:
-            log.warning("the limit of open files stays at %d: %s", soft, error)
-    return soft if soft != resource.RLIM_INFINITY else 1 << 20

@@ -186,10 +186,14 @@ def save(path: Path, table: msgspec.Struct) -> None:
 
 def _write_synced(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb") as file:  # noqa: PTH123 (a descriptor, not a path)
-        file.write(data)
-        file.flush()
-        os.fdatasync(fd)
+    try:
+        with open(fd, "wb") as file:  # noqa: PTH123 (a descriptor, not a path)
+            file.write(data)
+            file.flush()
+            os.fdatasync(fd)
+    except OSError as e:
+        e.filename = str(path)  # a full disk does not say which file it had no room for
+        raise
 
 
 def _keep_backup(path: Path) -> None:

@@ -58,15 +58,16 @@ class TimerConfig(msgspec.Struct, kw_only=True):
 
 
 class DueSlot:
-    """The timers of one slot, oldest first; `done` of them are delivered."""
+    """The timers of one slot, oldest first once all are found; `done` of them are delivered."""
 
-    __slots__ = ("done", "positions", "recalls", "time_ms")
+    __slots__ = ("done", "is_whole", "positions", "recalls", "rest", "time_ms")
 
-    def __init__(self, time_ms: int, positions: array[int], recalls: array[int], done: int) -> None:
+    def __init__(self, time_ms: int, last: int, done: int) -> None:
         self.time_ms = time_ms
-        self.positions = positions
-        self.recalls = recalls
+        self.positions, self.recalls = array("q"), array("q")
         self.done = done
+        self.rest = last  # the position from which the chain is still to be followed
+        self.is_whole = False
 
 
 class TimerStore:
@@ -222,7 +223,7 @@ class TimerStore:
             slot.count for slot in self._wheel.slots() if slot.time_ms >= self.read_ms and slot.last >= 0
         )
         if reading.done and (slot := self._wheel.slot(self.read_ms)) is not None:
-            self._slot = self._open_slot(slot, reading.done)
+            self._slot = DueSlot(slot.time_ms, slot.last, reading.done)
 
     def _settle(self) -> None:
         """Brings to disk what recovery made: else, after another power failure, units and slots that it took away are
@@ -332,17 +333,19 @@ class TimerStore:
 
     # --- taking what is due -------------------------------------------------------------------------------------------
     def next_due(self) -> DueSlot | None:
-        """The slot to be delivered now, if its moment is over. Looks at a bounded number of slots."""
-        if self._slot is not None:
-            return self._slot
+        """The slot to be delivered now, if its moment is over. Looks at a bounded number of slots, and of timers: None
+        may mean that the next call finds one, which `is_behind` tells.
+        """
         for _ in range(_MOST_SLOTS_A_TURN):
+            if self._slot is not None:
+                return self._slot if self._find_timers(self._slot) else None
             if self.read_ms >= self.write_ms:
                 return None
             slot = self._wheel.slot(self.read_ms)
             if slot is not None:
-                self._slot = self._open_slot(slot, 0)
-                return self._slot
-            self.read_ms += self._precision_ms
+                self._slot = DueSlot(slot.time_ms, slot.last, 0)
+            else:
+                self.read_ms += self._precision_ms
         self._leap()
         return None
 
@@ -353,31 +356,37 @@ class TimerStore:
 
     @property
     def is_behind(self) -> bool:
-        return self.read_ms < self.write_ms
+        return self._slot is not None or self.read_ms < self.write_ms
 
-    def _open_slot(self, slot: TimerSlot, done: int) -> DueSlot:
-        positions, recalls = array("q"), array("q")
-        position = slot.last
-        while position >= self._log.start:
-            unit = self._log.unit(position)
+    def _find_timers(self, due: DueSlot) -> bool:
+        """Follows the chain of a slot; whether all its timers are found. Thousands may be due at one moment."""
+        for _ in range(0 if due.is_whole else _MOST_UNITS_A_TURN):
+            if due.rest < self._log.start:
+                due.positions.reverse()
+                due.is_whole = True
+                break
+            unit = self._log.unit(due.rest)
             # The chain leads backwards; anything else is damage, and might lead round and round.
-            if unit is None or unit.previous >= position:
-                log.error("the timer log is damaged at %d: the timers of %d are searched for", position, slot.time_ms)
-                return self._search_slot(slot, done)
-            (recalls if unit.is_recall else positions).append(position)
-            position = unit.previous
-        positions.reverse()
-        return DueSlot(slot.time_ms, positions, recalls, done)
+            if unit is None or unit.previous >= due.rest:
+                log.error("the timer log is damaged at %d: the timers of %d are searched for", due.rest, due.time_ms)
+                self._search_timers(due)
+                break
+            (due.recalls if unit.is_recall else due.positions).append(due.rest)
+            due.rest = unit.previous
+        return due.is_whole
 
-    def _search_slot(self, slot: TimerSlot, done: int) -> DueSlot:
-        """The timers of a slot whose chain is broken."""
-        positions, recalls = array("q"), array("q")
+    def _search_timers(self, due: DueSlot) -> None:
+        """Finds the timers of a slot whose chain is broken."""
+        due.positions, due.recalls = array("q"), array("q")
+        due.is_whole = True
+        slot = self._wheel.slot(due.time_ms)
+        if slot is None:
+            return
         for unit in self._log.scan(max(slot.first, self._log.start), self._log.end):
             if unit.position > slot.last:
                 break
-            if self._floor(unit.slot_ms) == slot.time_ms:
-                (recalls if unit.is_recall else positions).append(unit.position)
-        return DueSlot(slot.time_ms, positions, recalls, done)
+            if self._floor(unit.slot_ms) == due.time_ms:
+                (due.recalls if unit.is_recall else due.positions).append(unit.position)
 
     def unit(self, position: int) -> TimerUnit | None:
         return self._log.unit(position)
