@@ -91,6 +91,7 @@ class Undecided:
         clients.heartbeat(beat, cast(Connection, self), "JAVA", 500, START_MS)
 
     is_writable = True
+    peer = ("10.0.0.9", 50_000)
 
     def notify(self, request: Frame, after_s: float = 0.0) -> None:
         """As the connection of the producer."""

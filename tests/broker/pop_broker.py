@@ -207,6 +207,8 @@ class PopBroker:
 
 
 class _Peer:
+    peer = ("10.0.0.9", 50_000)
+
     def __repr__(self) -> str:
         return "10.0.0.9:50000"
 

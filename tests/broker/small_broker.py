@@ -35,13 +35,23 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class FakeConnection:
-    """Keeps what it was to send."""
+    """Keeps what it was to send, while its peer reads."""
+
+    peer = ("127.0.0.1", 50_000)
 
     def __init__(self) -> None:
         self.sent: list[Frame] = []
+        self.is_deaf = False
+        self.is_deaf_later = False
 
-    def notify(self, request: Frame, after_s: float = 0.0) -> None:
-        self.sent.append(request)
+    async def writable(self) -> None:
+        """As if the peer read again, or not, after some time."""
+        self.is_deaf = self.is_deaf_later
+
+    def notify(self, request: Frame, after_s: float = 0.0) -> bool:
+        if not self.is_deaf:
+            self.sent.append(request)
+        return not self.is_deaf
 
     def __repr__(self) -> str:
         return "127.0.0.1:50000"

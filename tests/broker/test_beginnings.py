@@ -15,7 +15,6 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.topics import Topics
 from skylark.net.connection import Connection
-from skylark.store import ReadResult, ReadStatus
 from skylark.wire.bodies import ConsumerData, Heartbeat, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 
@@ -31,19 +30,17 @@ class Queue:
         self._end = end
         self._from_disk = from_disk
 
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        return self._first
-
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self._end
 
-    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult:
-        status = ReadStatus.FOUND if self._end else ReadStatus.NO_MESSAGE_IN_QUEUE
-        return ReadResult(status, 1, self._first, self._end, from_disk=self._from_disk)
+    def is_cached(self, topic: str, queue_id: int, offset: int) -> bool:
+        return self._first <= offset < self._end and not self._from_disk
 
 
 class Peer:
     """A connection that is told of its group."""
+
+    peer = ("10.0.0.1", 50_000)
 
     def notify(self, *_: object) -> None:
         pass

@@ -17,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from broker.live import live_broker, messages_of
 from skylark.broker import clients as module
 from skylark.broker import relays
-from skylark.broker.clients import NEWCOMER_DELAY_S, Clients, handlers
+from skylark.broker.client_requests import handlers
+from skylark.broker.clients import NEWCOMER_DELAY_S, Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
+from skylark.broker.questions import Questions
 from skylark.broker.topics import Topics
 from skylark.net.connection import Connection, RequestFailed
 from skylark.wire.bodies import (
@@ -47,8 +49,9 @@ TIMEOUT_MS = 120_000
 class FakeConnection:
     """Notes what it is asked to send; answers requests as the test says."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: str = "10.0.0.1") -> None:
         self.name = name
+        self.peer = (host, 50_000)
         self.told: list[Frame] = []
         self.told_after_s: list[float] = []
         self.asked: list[Frame] = []
@@ -58,9 +61,10 @@ class FakeConnection:
     def __repr__(self) -> str:
         return self.name
 
-    def notify(self, request: Frame, after_s: float = 0.0) -> None:
+    def notify(self, request: Frame, after_s: float = 0.0) -> bool:
         self.told.append(request)
         self.told_after_s.append(after_s)
+        return True
 
     async def writable(self) -> None:
         """At once."""
@@ -140,7 +144,8 @@ class Bench:
         return failure.value.code, failure.value.remark
 
     def is_empty(self) -> bool:
-        return not any(table for name, table in vars(self.clients).items() if isinstance(table, dict))
+        tables = [table for table in vars(self.clients).values() if isinstance(table, dict)]
+        return not any(tables) and not self.clients._characters
 
 
 @pytest.fixture
@@ -505,7 +510,7 @@ class TestReset:
         bench.clients.heartbeat(beat, b.as_connection, "CPP", 400, bench.now_ms)
         a.take_told()
         b.take_told()
-        bench.clients.push_reset("g", "T", 5, self.offsets)
+        assert bench.clients.push_reset("g", "T", 5, self.offsets) == []
         (to_java,), (to_cpp,) = a.told, b.told
         assert to_java.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET
         assert (to_java.fields["topic"], to_java.fields["group"], to_java.fields["timestamp"]) == ("T", "g", "5")
@@ -532,7 +537,7 @@ class TestRelays:
     fields = {"consumerGroup": "g", "clientId": "a@1", "jstackEnable": "true"}  # noqa: RUF012 (never changed)
 
     def ask(self, bench: Bench, code: RequestCode, fields: dict[str, str]) -> Frame:
-        serve = relays.handlers(bench.clients, FakeStore(), bench.topics, bench.groups, bench.config)
+        serve = relays.handlers(bench.clients, FakeStore(), bench.topics, bench.groups, bench.config, Questions())
 
         async def call() -> Frame:
             answer = serve[code](Frame(code, fields, opaque=9), FakeConnection("tool").as_connection)

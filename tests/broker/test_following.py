@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.followers import Follower, Levels, Revival, Undecided, bodies_in, scribble, scribble_entry
-from broker.pop_broker import GROUP, START_MS, TOPIC
+from broker.followers import PRODUCERS, Follower, Levels, Revival, Undecided, bodies_in, scribble, scribble_entry
+from broker.pop_broker import GROUP, HOST, START_MS, TOPIC
+from skylark.broker.halves import become_half
 from skylark.broker.topics import DLQ_PREFIX, SCHEDULE_TOPIC, TRANSACTION_CHECK_TOPIC
 from skylark.net.connection import RequestFailed
 from skylark.wire.codes import ResponseCode
-from skylark.wire.message import PROPERTIES_MAX_BYTES
+from skylark.wire.message import PROPERTIES_MAX_BYTES, Message
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 
 GOOD = [b"one", b"two", b"three"]
@@ -135,6 +136,29 @@ def room_needed(follower: Follower) -> int:
         assert isinstance(follower, Undecided)
         follower.halves.pass_to(1)
     return size
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "is_immune"), [(0, True), (3_000_000, True), (4_000_000, False), (1 << 40, False)]
+)
+def test_a_half_from_a_clock_far_ahead_is_not_copied_for_ever(tmp_path: Path, ahead_ms: int, is_immune: bool) -> None:
+    undecided = Undecided(tmp_path)
+    wanted = {"UNIQ_KEY": "k", "TRAN_MSG": "true", "PGROUP": PRODUCERS, "CHECK_IMMUNITY_TIME_IN_SECONDS": "60"}
+    message = Message(TOPIC, 0, b"ahead", wanted, born_timestamp_ms=START_MS + ahead_ms, born_host=HOST)
+    become_half(message)
+    undecided.put.one(message, START_MS)
+    assert undecided.handled() == ([] if is_immune else [b"ahead"])
+    undecided.store.close()
+
+
+def test_large_messages_of_a_level_are_delivered_in_turns(tmp_path: Path) -> None:
+    levels = Levels(tmp_path)
+    for _ in range(8):
+        levels.send(bytes(300_000))
+    assert levels.delayed.deliver(START_MS + 1_000) == 0
+    assert 1 <= levels.store.max_offset(TOPIC, 0) <= 4
+    assert len(levels.handled()) == 8
+    levels.store.close()
 
 
 def test_a_batch_part_with_a_delay_that_is_no_number_comes_back(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from broker.live import Live, live_broker
 from skylark.broker import former_members
-from skylark.broker.clients import Clients, handlers
+from skylark.broker.client_requests import handlers
+from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.former_members import EXPECTED_FOR_MS, MAX_DOWN_MS, FormerMembers
 from skylark.broker.groups import Groups
@@ -38,6 +39,8 @@ def beat(client_id: str, model: str = "CLUSTERING") -> Heartbeat:
 
 class Peer:
     """A connection that counts how often it is told that the group has changed."""
+
+    peer = ("10.0.0.1", 50_000)
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
 
+from broker.test_clients import FakeConnection
 from skylark.broker import groups as module
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups, handlers, validate_group
 from skylark.broker.offsets import Offsets
-from skylark.net.connection import Connection, RequestFailed
+from skylark.net.connection import RequestFailed
 from skylark.wire import fastjson
 from skylark.wire.bodies import GroupConfigs, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.tables import SubscriptionGroupConfig
+from skylark.wire.tables import CustomizedRetryPolicy, GroupRetryPolicy, SubscriptionGroupConfig
 
-PEER = cast(Connection, "1.2.3.4:5")
+PEER = FakeConnection("tool").as_connection
 GROUP_JSON = (
     '{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,"consumeFromMinEnable":true,'
     '"consumeMessageOrderly":false,"consumeTimeoutMinute":15,"groupName":"g",'
@@ -208,3 +208,31 @@ def test_forbid(bench: Bench) -> None:
     assert ask("U", readable="false") == b'{"group":"g","readable":false,"topic":"U"}'
     assert ask("T", readable="true") == b'{"group":"g","readable":true,"topic":"T"}'
     assert bench.groups.is_forbidden("g", "U")
+
+
+def with_delays(name: str, count: int) -> bytes:
+    policy = CustomizedRetryPolicy(next=[1_000] * count)
+    group = SubscriptionGroupConfig(
+        group_name=name, group_retry_policy=GroupRetryPolicy(customized_retry_policy=policy)
+    )
+    return encode_body(group)
+
+
+def test_what_groups_take_beyond_their_own_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SIZE_BYTES", 4_096)
+    bench, code = Bench(tmp_path), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    assert bench.ask(code, body=with_delays("a", 100)).code == 0
+    refused = bench.refused(code, body=with_delays("b", 100))
+    assert refused == (
+        ResponseCode.INVALID_PARAMETER,
+        "b is too large: it takes 2976 bytes more than the 1024 that each has, and of those all take 2976 of 4096. "
+        "Make it, or others, smaller",
+    )
+    assert "b" not in bench.groups
+    again = Bench(tmp_path)
+    assert again.refused(code, body=with_delays("b", 100)) == refused
+    assert again.ask(code, body=with_delays("b", 20)).code == 0
+    assert again.ask(code, body=with_delays("a", 10)).code == 0
+    assert again.ask(code, body=with_delays("b", 100)).code == 0
+    again.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "b"})
+    assert again.ask(code, body=with_delays("c", 100)).code == 0

@@ -12,10 +12,12 @@ import pytest
 
 from broker.small_broker import SmallBroker
 from broker.test_clients import Bench, FakeConnection, consumer
+from skylark.broker import client_requests as requests_module
 from skylark.broker import clients as clients_module
 from skylark.broker import filterdata as filter_module
 from skylark.broker import groups as groups_module
 from skylark.broker import locks as locks_module
+from skylark.broker import offset_room as room
 from skylark.broker import offsets as offsets_module
 from skylark.broker import progress
 from skylark.broker.arrivals import Arrivals
@@ -25,9 +27,9 @@ from skylark.broker.filters import message_filter, requested_filter
 from skylark.broker.groups import Groups
 from skylark.broker.locks import MAX_LIVE_MS, Locks
 from skylark.broker.offsets import Offsets
-from skylark.broker.request_bodies import MAX_BODY_BYTES, MAX_LENIENT_BYTES, MAX_UNUSUAL_BYTES, request_body
 from skylark.broker.turns import ITEMS_PER_TURN, steps
-from skylark.net.connection import Connection, RequestFailed
+from skylark.net.connection import RequestFailed
+from skylark.net.request_bodies import MAX_BODY_BYTES, MAX_UNUSUAL_BYTES, request_body
 from skylark.selectors.cache import TextCache
 from skylark.store.index import key_hash, topic_seed
 from skylark.wire import fastjson
@@ -41,13 +43,14 @@ from skylark.wire.bodies import (
     encode_body,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import MAX_LENIENT_BYTES
 from skylark.wire.frame import Frame
 from skylark.wire.pop import MAX_ACKS, BadBody, decode_bits, encode_bits
 from skylark.wire.stats import ConsumeStats, TopicStats
 from skylark.wire.tables import DataVersion, SubscriptionGroupConfig, TopicConfig
 
 T = TypeVar("T")
-PEER = cast(Connection, "1.2.3.4:5")
+PEER = FakeConnection("tool").as_connection
 WIDE = 4 * ITEMS_PER_TURN
 
 
@@ -98,6 +101,35 @@ class TestTurns:
         )
         assert len(fastjson.decode(answer.body, ConsumeStats).offset_table) == WIDE
         assert WIDE // ITEMS_PER_TURN <= turns < 2 * WIDE
+
+    @pytest.mark.parametrize(
+        ("code", "fields"),
+        [
+            (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g0", "topic": "", "topicList": "narrow;" * 50}),
+            (RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}),
+            (RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "T0", "compareGroup": "g1", "filterGroups": ""}),
+        ],
+    )
+    def test_many_short_walks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, fields: dict[str, str]
+    ) -> None:
+        async def at_once(work: Callable[[], T]) -> T:
+            return work()
+
+        monkeypatch.setattr(progress, "beside", at_once)  # else the loop turns while a thread encodes
+        small = SmallBroker(tmp_path)
+        names = [f"T{number}" for number in range(40)]
+        for name in names:
+            small.topic(name, queues=16)
+        for number in range(40):
+            small.group(f"g{number}")
+            for queue_id in range(16):
+                small.offsets.commit(f"g{number}", "T0", queue_id, 1, "")
+        if "topicList" in fields:
+            fields = fields | {"topicList": ";".join(names)}
+        answer, turns = answered(small, code, **fields)
+        assert answer.code == 0
+        assert turns >= 40 * 16 // ITEMS_PER_TURN
 
     def test_no_more_queues_than_an_answer_can_hold(self, small: SmallBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "_MAX_BODY_BYTES", 1_000)
@@ -154,7 +186,7 @@ class TestTurns:
             bench.topics.table.writer.write_in_background()
             bench.groups.table.writer.write_in_background()
             answer = bench.serve[request.code](request, peer.as_connection)
-            assert isinstance(answer, Coroutine)
+            assert isinstance(answer, asyncio.Task)
             reply, turns = await turns_of(answer)
             assert reply.fields["IS_SUB_CHANGE"] == "true"
             assert turns >= 3
@@ -229,12 +261,14 @@ class TestLocks:
 
 class TestSubscriptions:
     def test_of_a_connection_are_bounded_by_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(clients_module, "MAX_CHARACTERS_PER_CONNECTION", 100)
+        monkeypatch.setattr(clients_module, "MAX_CHARACTERS_PER_CONNECTION", 400)
         monkeypatch.setattr(clients_module, "MAX_TOPICS_PER_GROUP", 3)
         bench, peer = Bench(tmp_path), FakeConnection("a")
         bench.beat(peer, consumer("g", "t" * 60))
-        bench.beat(peer, consumer("h", "t" * 60))
-        bench.beat(peer, consumer("i", "a", "b", "c", "d"))
+        with pytest.raises(RequestFailed, match="its groups take 317 of 400 characters"):
+            bench.beat(peer, consumer("h", "t" * 60))
+        with pytest.raises(RequestFailed, match="subscribes to 4 topics, and up to 3 are taken"):
+            bench.beat(peer, consumer("i", "a", "b", "c", "d"))
         assert [group.name for group in bench.clients.consumer_groups()] == ["g"]
         assert "h" not in bench.groups
         bench.beat(peer, consumer("g", "t" * 90))
@@ -244,6 +278,7 @@ class TestSubscriptions:
 
     def test_a_connection_that_is_full_makes_no_groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(clients_module, "MAX_GROUPS_PER_CONNECTION", 1)
+        monkeypatch.setattr(requests_module, "MAX_GROUPS_PER_CONNECTION", 1)
         bench, peer = Bench(tmp_path), FakeConnection("a")
         bench.beat(peer, consumer("g"), consumer("h"))
         assert "h" not in bench.groups
@@ -261,7 +296,7 @@ class TestExpressions:
     def test_are_bounded_by_size_and_those_of_groups_that_are_gone_make_room(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filter_module, "MAX_EXPRESSION_BYTES", 50)
+        monkeypatch.setattr(filter_module, "MAX_EXPRESSION_BYTES", 200)
         table = FilterTable(tmp_path, BrokerConfig(), 0)
         table.subscribed("g", [wanting("a = '12345678901234567890'")], 10)
         table.subscribed("h", [wanting("b = '12345678901234567890'")], 10)
@@ -285,7 +320,7 @@ class TestExpressions:
     def test_the_same_expression_is_one_filter(self) -> None:
         one, other = message_filter(wanting("a = 5 OR b = 6")), message_filter(wanting("a = 5 OR b = 6", topic="u"))
         assert one.accepts is other.accepts
-        assert requested_filter("v", "a = 5 OR b = 6", "SQL92")[1].accepts is one.accepts
+        assert requested_filter("a = 5 OR b = 6", "SQL92").accepts is one.accepts
 
     def test_a_cache_is_bounded_by_the_texts(self) -> None:
         cache: TextCache[str, int] = TextCache(10_000)
@@ -358,24 +393,88 @@ class TestArrivals:
 
 
 class TestTables:
-    def test_offsets_are_bounded_in_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(offsets_module, "MAX_OFFSETS", 5)
-        offsets = Offsets(tmp_path)
-        for queue_id in range(4):
-            offsets.commit("g", "T", queue_id, 9, "")
-        offsets.pulled("g", "T", 0, 9)
-        offsets.commit("h", "T", 0, 9, "")
-        assert offsets.query("h", "T", 0) == -1
-        assert "h" not in offsets.groups_of("T")
-        offsets.commit("g", "T", 3, 10, "")
-        assert offsets.query("g", "T", 3) == 10
-        with pytest.raises(RequestFailed, match="not copied"):
-            offsets.clone("g", "h", "T")
-        offsets.remove_group("g")
-        offsets.commit("h", "T", 0, 9, "")
-        assert offsets.query("h", "T", 0) == 9
+    @pytest.fixture
+    def offsets(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offsets:
+        """With room for 3 topics of a group, and 2 more of all groups."""
+        monkeypatch.setattr(room, "GROUP_SHARE", 3 * room.LEAST_PER_TOPIC)
+        monkeypatch.setattr(room, "MAX_OFFSETS", 2 * room.LEAST_PER_TOPIC)
+        return Offsets(tmp_path)
+
+    def fill(self, offsets: Offsets, *groups: str) -> None:
+        for group in groups:
+            with pytest.raises(RequestFailed, match=f"offset of {group} in T.-0 is not kept") as refusal:  # noqa: PT012
+                for number in range(9):
+                    offsets.commit(group, f"T{number}", 0, 5, "")
+            assert refusal.value.code == ResponseCode.SYSTEM_ERROR
+            assert "delete" in refusal.value.remark
+
+    def test_who_takes_all_offsets_leaves_their_share_to_others(
+        self, offsets: Offsets, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.fill(offsets, "taker", "takers_friend", "other")
+        assert "the offset of other in T3-0 is not kept" in caplog.text, "else nobody sees it who commits one way"
+        assert [len(offsets.topics_of(group)) for group in ("taker", "takers_friend", "other")] == [5, 3, 3]
+        with pytest.raises(RequestFailed, match="the group has 24 offsets"):
+            offsets.reset("other", "T3", 0, 5)
+        assert not offsets.has_reset("other", "T3", 0)
+
+    def test_what_is_kept_can_be_changed(self, offsets: Offsets, tmp_path: Path) -> None:
+        self.fill(offsets, "taker", "other")
+        offsets.commit("other", "T2", 0, 4, "")
+        for queue_id in range(1, room.LEAST_PER_TOPIC):
+            offsets.commit("other", "T2", queue_id, 4, "")
+        offsets.reset("other", "T1", 0, 3)
+        assert offsets.query("other", "T1", 0) == 3
+        with pytest.raises(RequestFailed):
+            offsets.commit("other", "T2", room.LEAST_PER_TOPIC, 4, "")
         offsets.save()
-        assert Offsets(tmp_path).topics_by_group() == {"h": ["T"]}
+        again = Offsets(tmp_path)
+        again.commit("other", "T2", 0, 9, "")
+        with pytest.raises(RequestFailed):
+            again.commit("other", "T3", 0, 9, "")
+
+    def test_what_goes_makes_room(self, offsets: Offsets) -> None:
+        self.fill(offsets, "taker", "other")
+        offsets.remove_topics(["T0"])
+        offsets.commit("other", "T3", 0, 5, "")
+        offsets.commit("other", "T4", 0, 5, "")
+        with pytest.raises(RequestFailed):
+            offsets.commit("other", "T5", 0, 5, "")
+        offsets.group_deleted("taker", with_offsets=True)
+        offsets.commit("other", "T5", 0, 5, "")
+
+    def test_the_broker_keeps_its_own_offsets_in_any_case(self, offsets: Offsets) -> None:
+        self.fill(offsets, "taker")
+        for number in range(9):
+            offsets.commit("CID_RMQ_SYS_x", f"T{number}", 0, 5, "the broker")
+            offsets.put("popping", f"T{number}", 0, 5)
+        assert len(offsets.topics_of("CID_RMQ_SYS_x")) == len(offsets.topics_of("popping")) == 9
+
+    def test_what_is_pulled_and_reset_takes_no_room(self, offsets: Offsets) -> None:
+        for number in range(99):
+            offsets.pulled("taker", f"T{number}", 0, 7)
+        assert offsets.query_pulled("taker", "T98", 0) == 7
+        offsets.commit("taker", "T0", 0, 5, "")
+        for queue_id in range(room.LEAST_PER_TOPIC):
+            offsets.reset("taker", "T0", queue_id, 5)
+        self.fill(offsets, "taker", "other")
+        assert [len(offsets.topics_of(group)) for group in ("taker", "other")] == [5, 3]
+
+    def test_what_is_pulled_is_bounded(self, offsets: Offsets, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(offsets_module, "MAX_OFFSETS", 2 * room.LEAST_PER_TOPIC)
+        for number in range(99):
+            offsets.pulled("taker", f"T{number}", 0, 7)
+        assert 1 <= len(offsets.copy().pulled) <= 2
+        assert offsets.query_pulled("taker", "T98", 0) == 7
+
+    def test_offsets_of_groups_that_do_not_exist_are_bounded(self, offsets: Offsets) -> None:
+        for number in range(9):  # made, used and deleted, again and again
+            offsets.commit(f"g{number}", "T", 0, 5, "")
+            offsets.group_deleted(f"g{number}", with_offsets=False)
+        assert offsets.groups_of("T") == {"g0", "g1"}
+        with pytest.raises(RequestFailed, match="offsets of g0 in T are not copied"):
+            offsets.clone("g0", "made_up", "T")
+        offsets.clone("g0", "g1", "T")
 
     def test_what_is_forbidden_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(groups_module, "MAX_FORBIDDEN", 1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from broker.test_clients import FakeConnection
 from skylark.broker.locks import MAX_LIVE_MS, Locks, handlers
-from skylark.net.connection import Connection
 from skylark.wire.bodies import LockedQueues, LockRequest, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
@@ -80,7 +78,7 @@ def test_unlocking_leaves_nothing_behind() -> None:
 
 def test_requests() -> None:
     serve = handlers(Locks(), lambda: 5)
-    peer = cast(Connection, None)
+    peer = FakeConnection("c").as_connection
 
     def ask(code: RequestCode, client: str) -> Frame:
         body = encode_body(LockRequest(client_id=client, consumer_group="g", mq_set=[queue(0)]))

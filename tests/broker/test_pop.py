@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies, popped, turns
+from skylark.broker import offset_room
+from skylark.broker.walks import QUEUES_PER_TURN
 from skylark.net.connection import RequestFailed
 from skylark.wire import pop
 from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_FIRST_POP_TIME, StoredMessage
 from skylark.wire.records import decode_record
 from skylark.wire.tables import TopicConfig
@@ -132,7 +137,7 @@ def test_the_time_of_a_message_may_be_changed_again_and_again(broker: PopBroker)
     assert broker.pop() == []
 
 
-def test_dead_letters_after_the_groups_limit(broker: PopBroker) -> None:
+def test_dead_letters_after_the_groups_limit(broker: PopBroker, caplog: pytest.LogCaptureFixture) -> None:
     broker.send("a")
     seen = []
     for _ in range(6):
@@ -141,6 +146,7 @@ def test_dead_letters_after_the_groups_limit(broker: PopBroker) -> None:
     assert seen == [0, 1, 2, 3]
     (dead,) = stored(broker, f"%DLQ%{GROUP}")
     assert (dead.body, dead.reconsume_times) == (b"a", 4)
+    assert f"of topic {TOPIC}, tried 4 times, is a dead letter of group {GROUP} now, at offset 0" in caplog.text
 
 
 def test_two_groups_pop_by_themselves(broker: PopBroker) -> None:
@@ -391,6 +397,20 @@ def test_notification(broker: PopBroker) -> None:
     asyncio.run(main())
 
 
+def test_who_waits_for_a_notification_when_the_broker_ends_is_refused(broker: PopBroker) -> None:
+    async def main() -> None:
+        header = pop.Notification(GROUP, TOPIC, -1, 10_000, 0)
+        waiting = asyncio.create_task(broker.ask_and_wait(RequestCode.NOTIFICATION, header))
+        await turns()
+        broker.popping.close()
+        with pytest.raises(RequestFailed, match="shutting down"):
+            await waiting
+        broker.send("a")  # a pop would be refused too
+        assert broker.ask(RequestCode.NOTIFICATION, header).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+    asyncio.run(main())
+
+
 def test_peek_takes_nothing(broker: PopBroker) -> None:
     broker.send("a", "b")
     header = pop.PeekMessage(TOPIC, -1, 1, GROUP)
@@ -418,11 +438,12 @@ def test_pops_in_flight_are_not_in_memory(tmp_path: Path) -> None:
     broker.store.close()
 
 
-def test_a_turn_of_revivals_is_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pops", "each", "size", "most"), [(30, 32, 1, 500 + 32), (8, 1, 300_000, 4)])
+def test_a_turn_of_revivals_is_bounded(tmp_path: Path, pops: int, each: int, size: int, most: int) -> None:
     broker = PopBroker(tmp_path, revive_queue_num=1)
-    for _ in range(30):
-        broker.send(*(str(number) for number in range(32)))
-        assert len(broker.pop()) == 32
+    for _ in range(pops):
+        broker.send(*("x" * size for _ in range(each)))
+        assert len(broker.pop()) == each
     retry = f"%RETRY%{GROUP}_{TOPIC}"
     broker.now_ms += 59_500
     for _, message in broker.put.parked:
@@ -432,9 +453,118 @@ def test_a_turn_of_revivals_is_bounded(tmp_path: Path) -> None:
     before = 0
     while broker.popping.revive(broker.now_ms) == 0 and turns < 100:
         copies = broker.store.max_offset(retry, 0)
-        assert copies - before <= 500 + 32
+        assert copies - before <= most
         before = copies
         turns += 1
     assert turns > 1
-    assert broker.store.max_offset(retry, 0) == 30 * 32
+    assert broker.store.max_offset(retry, 0) == pops * each
     broker.store.close()
+
+
+def test_a_group_without_room_for_its_offsets_is_told_so(broker: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.topics.put(TopicConfig(TOPIC, read_queue_nums=2, write_queue_nums=2))
+    broker.send("a", queue_id=0)
+    broker.send("b", queue_id=1)
+    for name, value in (("LEAST_PER_TOPIC", 1), ("GROUP_SHARE", 1), ("MAX_OFFSETS", 0)):
+        monkeypatch.setattr(offset_room, name, value)
+    broker.offsets.put(GROUP, TOPIC, 0, 0)
+    answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(queue_id=1))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None
+    assert answer.remark.startswith(f"the offset of {GROUP} in {TOPIC}-1 is not kept: the group has 1 offsets")
+    (a,) = broker.pop()
+    assert a.body == "a", "a queue that has an offset is popped"
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop()) == ["a"], "the broker makes room for what it gives out again"
+    assert broker.ask(RequestCode.POP_MESSAGE, broker.header()).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_an_attempt_id_is_bounded(broker: PopBroker) -> None:
+    broker.send("a")
+    answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(order=True, attempt_id="x" * 129))
+    assert (answer.code, answer.remark) == (
+        ResponseCode.INVALID_PARAMETER,
+        "attemptId has 129 characters, and may have 128",
+    )
+    assert bodies(broker.pop(order=True, attempt_id="x" * 128)) == ["a"]
+
+
+# Topics of many queues.
+
+WIDE = 20 * QUEUES_PER_TURN
+
+
+@pytest.fixture
+def wide(broker: PopBroker) -> PopBroker:
+    broker.topics.put(TopicConfig(TOPIC, read_queue_nums=WIDE, write_queue_nums=WIDE))
+    return broker
+
+
+class Turns:
+    """Counts the turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.count += 1
+
+    async def of(self, answer: Awaitable[Frame]) -> tuple[Frame, int]:
+        """The answer, and how many turns it took."""
+        before = self.count
+        return await answer, self.count - before
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+def test_a_topic_of_many_queues_is_looked_through_in_turns(wide: PopBroker) -> None:
+    async def main() -> None:
+        clock = Turns()
+        for code, header in (
+            (RequestCode.POP_MESSAGE, wide.header()),
+            (RequestCode.PEEK_MESSAGE, pop.PeekMessage(TOPIC, -1, 1, GROUP)),
+            (RequestCode.NOTIFICATION, pop.Notification(GROUP, TOPIC, -1, 0, 0)),
+        ):
+            answer, took = await clock.of(wide.ask_and_wait(code, header))
+            assert not answer.body
+            assert answer.fields.get("hasMsg", "false") == "false"
+            assert took >= WIDE // QUEUES_PER_TURN
+        wide.send("a", queue_id=WIDE // 3)
+        for code, header in (
+            (RequestCode.NOTIFICATION, pop.Notification(GROUP, TOPIC, -1, 0, 0)),
+            (RequestCode.PEEK_MESSAGE, pop.PeekMessage(TOPIC, -1, 1, GROUP)),
+            (RequestCode.POP_MESSAGE, wide.header()),
+        ):
+            answer = await wide.ask_and_wait(code, header)
+            assert answer.fields.get("hasMsg") == "true" or decode_record(answer.body).body == b"a"
+        assert len(wide.popping._waiters) == len(wide.popping._notified) == 0
+        clock.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+def test_a_message_for_a_queue_that_was_passed_is_found(
+    wide: PopBroker, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "randrange", lambda _: 0)
+    wide.config.priority_order_asc = False  # from the first queue on
+
+    async def main() -> None:
+        header: msgspec.Struct = wide.header(poll_time=10_000)
+        if code == RequestCode.NOTIFICATION:
+            header = pop.Notification(GROUP, TOPIC, -1, 10_000, 0)
+        waiting = asyncio.create_task(wide.ask_and_wait(code, header))
+        await turns()
+        assert not waiting.done()
+        wide.send("a", queue_id=0)
+        await turns(500)
+        assert waiting.done(), "it looked again, and did not wait"
+        answer = await waiting
+        assert answer.fields.get("hasMsg") == "true" or decode_record(answer.body).body == b"a"
+
+    asyncio.run(main())

@@ -7,11 +7,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies, popped, turns
+from skylark.broker import orders as orders_module
 from skylark.broker.orders import OrderInfo, Orders
 from skylark.wire import pop
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -148,6 +150,70 @@ def test_what_is_gone_is_forgotten(broker: PopBroker, tmp_path: Path) -> None:
     assert orders.get(TOPIC, GROUP, 0) is None
 
 
+def test_a_cleaning_looks_at_a_part(broker: PopBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders_module, "_MOST_A_CLEANING", 2)
+    orders = Orders(tmp_path)
+    for number in range(5):
+        orders.put(f"gone{number}", GROUP, 0, OrderInfo(offsets=[1], last_consume_ms=START_MS))
+    for left in (3, 1, 0):
+        orders.clean(broker.topics, broker.groups, START_MS)
+        assert len(orders.topics()) == left
+
+
+def test_pops_in_order_have_room_together(broker: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders_module, "MAX_INFOS", 2)  # one for a host
+    broker.topics.put(TopicConfig(TOPIC, 2, 2))
+    for queue_id in (0, 1):
+        broker.send(f"{queue_id}a", f"{queue_id}b", queue_id=queue_id)
+    (first,) = broker.pop(order=True, queue_id=0, max_msg_nums=1)
+    answer = broker.ask(RequestCode.POP_MESSAGE, broker.header(order=True, queue_id=1))
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert answer.remark == f"queue 1 of {TOPIC} can't be popped in order: those of 10.0.0.9 hold 1 of 2 queues, all 1"
+    assert bodies(broker.pop(order=True)) == []
+    assert broker.ack(first).code == 0
+    assert bodies(broker.pop(order=True)) == ["0b"], "who is in the table stays there"
+    broker.passes(LATER_MS)
+    assert bodies(broker.pop(queue_id=1)) == ["1a", "1b"], "who pops without order needs no room"
+
+
+def test_rooms_of_what_is_gone_or_settled_are_free(
+    broker: PopBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders_module, "MAX_INFOS", 4)
+    orders = Orders(tmp_path)
+    held = OrderInfo(offsets=[1], last_consume_ms=START_MS, pop_time_ms=START_MS, invisible_ms=LATER_MS)
+    orders.put(TOPIC, GROUP, 0, held, "a")
+    orders.put(TOPIC, GROUP, 1, msgspec.structs.replace(held, committed=1), "a")
+    assert [orders.has_room(TOPIC, GROUP, queue_id, host) for queue_id, host in ((0, "a"), (2, "a"))] == [True, False]
+    assert orders.has_room("other", GROUP, 0, "b")
+    orders.clean(broker.topics, broker.groups, START_MS)
+    assert (orders.get(TOPIC, GROUP, 0), orders.get(TOPIC, GROUP, 1)) == (held, None)
+    assert orders.has_room(TOPIC, GROUP, 2, "a")
+    orders.remove_topic(TOPIC)
+    orders.put("other", GROUP, 0, held, "a")
+    orders.save()
+    again = Orders(tmp_path)
+    assert again.fullness("a") == "those of a hold 0 of 4 queues, all 1"
+    assert again.has_room("other", GROUP, 0, "b")
+
+
+def test_a_captured_table_is_what_it_was(tmp_path: Path) -> None:
+    orders = Orders(tmp_path)
+    ahead_ms = START_MS + 60_000
+    info = OrderInfo(offsets=[5, 1], pop_time_ms=ahead_ms, invisible_ms=1_000)
+    orders.put("T", "G", 0, info)
+    before = msgspec.json.encode(info)
+    table = orders.capture()
+    assert table is not None
+    assert table.table["T@G"][0] is info, "a copy of each takes long"
+    assert orders.acknowledged("T", "G", 0, 5, ahead_ms) == 6
+    assert orders.extended("T", "G", 0, 6, ahead_ms, ahead_ms + 5)
+    assert orders.blocked_until_ms("T", "G", 0, None, START_MS) == START_MS + 1_000
+    orders.put("T", "G", 1, info)
+    assert {name: list(infos) for name, infos in table.table.items()} == {"T@G": [0]}
+    assert msgspec.json.encode(info) == before
+
+
 # After a kill: everything since the last write of the tables is in the log only.
 
 
@@ -206,6 +272,34 @@ def test_a_reset_survives_a_kill(broker: PopBroker, tmp_path: Path) -> None:
     broker.passes(LATER_MS)
     second = broker.killed(tmp_path / "second")
     assert second.offsets.query(GROUP, TOPIC, 0) == 2
+    second.store.close()
+
+
+def test_what_was_taken_in_after_a_kill_is_not_taken_in_after_the_next(broker: PopBroker, tmp_path: Path) -> None:
+    broker.save()
+    broker.send("a", "b")
+    broker.pop()
+    broker.passes(LATER_MS)
+    second = broker.killed(tmp_path / "second")
+    second.offsets.commit(GROUP, TOPIC, 0, 0, "somebody who wants it all again")
+    second.save()
+    third = second.killed(tmp_path / "third")
+    third.passes(0)
+    assert third.offsets.query(GROUP, TOPIC, 0) == 0
+    assert third.store.max_offset(f"%RETRY%{GROUP}_{TOPIC}", 0) == 2, "revived once more"
+    for each in (second, third):
+        each.store.close()
+
+
+def test_more_time_for_one_message_does_not_undo_a_reset(broker: PopBroker, tmp_path: Path) -> None:
+    broker.save()
+    broker.send("a", "b", "c", "d")
+    *_, d = broker.pop()
+    broker.offsets.reset(GROUP, TOPIC, 0, 0)
+    assert bodies(broker.pop(max_msg_nums=1)) == ["a"]
+    broker.extend(d, 30_000)
+    second = broker.killed(tmp_path / "second")
+    assert bodies(second.pop()) == ["b", "c", "d"]
     second.store.close()
 
 
@@ -318,3 +412,13 @@ def test_damaged_progress_counts_as_missing(broker: PopBroker, tmp_path: Path, d
     assert bodies(after.pop()) == ["one"]
     assert (after.root / "config" / "popProgress").read_text().isdecimal()
     after.store.close()
+
+
+def test_a_broker_starts_although_its_progress_can_not_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "store" / "config" / "popProgress.tmp"
+    blocked.mkdir(parents=True)
+    broker = PopBroker(tmp_path / "store")
+    blocked.rmdir()
+    broker.save()
+    assert (broker.root / "config" / "popProgress").read_text().isdecimal()
+    broker.store.close()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import threading
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.live import DEADLINE_S, HOST, Live, live_broker
+from skylark.broker import announcement as announcement_module
 from skylark.broker import registration as module
 from skylark.broker.announcement import MAX_PART_BYTES, Announcement, estimated_bytes
 from skylark.broker.app import Broker
@@ -28,6 +31,7 @@ from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.framing import encode_frame
 from skylark.wire.headers import QueryDataVersion, RegisterBroker
+from skylark.wire.mapping import MappingDetail
 from skylark.wire.routes import RegisterBrokerBody, TopicConfigWrapper, TopicRouteData, encode_register_body
 from skylark.wire.tables import DataVersion, TopicConfig
 from skylark.wire.typed import encode_header
@@ -254,14 +258,93 @@ def test_sixty_thousand_long_names_stay_within_the_frames_of_a_name_server(tmp_p
         announcement = Announcement(
             config, topics, "10.0.0.1:10911", "10.0.0.1:10912", StaticTopics(tmp_path, "broker-a", lambda: 0)
         )
-        parts = announcement.parts()
-        assert announcement.parts() is parts, "all name servers are told the same"
+        parts, same = await asyncio.gather(announcement.parts(), announcement.parts())
+        assert same is parts
+        assert await announcement.parts() is parts, "all name servers are told the same"
         sizes = [estimated_bytes(topic) for topic in topics.all()]
         assert len(parts) == pytest.approx(sum(sizes) / MAX_PART_BYTES, abs=2)
         assert sum(len(part.topics) for part in parts) == len(topics)
-        assert max(len(encode_frame(part.request())) for part in (parts[0], parts[-1])) < MAX_PART_BYTES
+        assert max([len(encode_frame(await part.request())) for part in (parts[0], parts[-1])]) < MAX_PART_BYTES
         versions = [part.version for part in parts]
         assert versions[-1] == topics.data_version
         assert len({version.timestamp_ms for version in versions}) == len(parts)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("permission", [6, 4])
+def test_a_registration_is_put_together_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressed: bool, permission: int
+) -> None:
+    """The table keeps its topics encoded: they are not encoded anew, unless the broker has other permissions."""
+    config = BrokerConfig(broker_name="broker-a", compressed_register=compressed, broker_permission=permission)
+    topics = Topics(tmp_path, config, lambda: 7)
+    static_topics = StaticTopics(tmp_path, "broker-a", lambda: 0)
+    topics.put(*(TopicConfig(f"T\u00e9{number}", 3, number, attributes={"+a": 'b\n\t"'}) for number in range(300)))
+    static_topics.restore(
+        "T\u00e97", MappingDetail(topic="T\u00e97", bname="broker-a", total_queues=1, hosted_queues={0: []})
+    )
+    topics.save()
+    announcement = Announcement(config, topics, "h:1", "", static_topics)
+    announcement.filter_servers = lambda: ["h:5"]
+    encoded: list[str] = []
+    threads: set[str] = set()
+    encode, estimate = fastjson.encode_entry, announcement_module.estimated_bytes
+
+    def encode_entry(key: str, value: TopicConfig, **form: bool) -> str:
+        encoded.append(key)
+        return encode(key, value, **form)
+
+    def estimated(topic: TopicConfig) -> int:
+        threads.add(threading.current_thread().name)
+        return estimate(topic)
+
+    monkeypatch.setattr(fastjson, "encode_entry", encode_entry)
+    monkeypatch.setattr(announcement_module, "estimated_bytes", estimated)
+
+    async def run() -> None:
+        (part,) = await announcement.parts()
+        first, second = await asyncio.gather(part.request(), part.request())
+        assert first.body is second.body
+        told = {
+            topic.topic_name: topic
+            if permission == 6
+            else TopicConfig(topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm & permission)
+            for topic in topics.all()
+        }
+        detail = static_topics.get("T\u00e97")
+        assert detail is not None
+        wrapper = TopicConfigWrapper(
+            data_version=topics.data_version,
+            topic_config_table=told,
+            topic_queue_mapping_info_map={"T\u00e97": detail.info()},
+        )
+        whole = RegisterBrokerBody(filter_server_list=["h:5"], topic_config_serialize_wrapper=wrapper)
+        assert first.body == encode_register_body(whole, compressed=compressed)
+        assert first.fields["bodyCrc32"] == str(crc32(first.body) & 0x7FFFFFFF)
+
+    asyncio.run(run())
+    assert len(encoded) == (len(topics) if permission == 4 and not compressed else 0)
+    assert threading.main_thread().name not in threads
+
+
+def test_a_change_while_a_registration_is_put_together_is_in_the_next_one(tmp_path: Path) -> None:
+    config = BrokerConfig(broker_name="broker-a")
+    topics = Topics(tmp_path, config, lambda: 7)
+    announcement = Announcement(config, topics, "h:1", "", StaticTopics(tmp_path, "broker-a", lambda: 0))
+
+    async def run() -> None:
+        first = asyncio.create_task(announcement.parts())
+        while announcement._building is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its topics are copied now
+        topics.put(TopicConfig("Fresh"))
+        announcement.changed()
+        (now,) = await announcement.parts()
+        (before,) = await first
+        assert "Fresh" in now.topics
+        assert "Fresh" not in before.topics
+        assert [each.topics for each in await announcement.parts()] == [now.topics]
 
     asyncio.run(run())

@@ -105,6 +105,24 @@ def test_the_members_of_the_group_are_told(old_way: SmallBroker) -> None:
     assert old_way.offsets.query("G", "T", 0) == 3
 
 
+def test_a_member_that_reads_again_is_told(old_way: SmallBroker) -> None:
+    member = old_way.join("G", "T")
+    member.is_deaf = True
+    assert moved(reset(old_way, timestamp=START_MS + 1_000)) == {0: 1, 1: 1}
+    assert len(member.sent) == 1
+
+
+def test_the_answer_names_who_does_not_read(old_way: SmallBroker) -> None:
+    member, deaf = old_way.join("G", "T"), old_way.join("G", "T")
+    member.sent.clear()
+    deaf.is_deaf = deaf.is_deaf_later = True
+    answer = reset(old_way, timestamp=START_MS + 1_000)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "1 members of G do not read" in (answer.remark or "")
+    assert "client@G" in (answer.remark or "")
+    assert ([frame.code for frame in member.sent], deaf.sent) == ([RequestCode.RESET_CONSUMER_CLIENT_OFFSET], [])
+
+
 def test_without_force_nobody_goes_forward(old_way: SmallBroker) -> None:
     old_way.join("G", "T")
     assert moved(reset(old_way, timestamp=-1, isForce=False)) == {0: 3, 1: 4}
@@ -140,6 +158,13 @@ def test_offsets_are_copied_to_another_group(broker: SmallBroker) -> None:
     assert broker.offsets.topics_of("H") == {"T"}
     clone(broker)
     assert broker.offsets.topics_of("H") == {"T", "U"}
+
+
+def test_offsets_are_not_copied_under_a_name_that_no_group_can_have(broker: SmallBroker) -> None:
+    for name in ("x" * 1_000, "a b"):
+        answer = broker.ask(RequestCode.CLONE_GROUP_OFFSET, srcGroup="G", destGroup=name, topic="T")
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert broker.offsets.groups_of("T") == {"G"}
 
 
 def test_topics_that_an_online_group_has_left_are_not_copied(broker: SmallBroker) -> None:

@@ -14,11 +14,12 @@ from skylark.broker.delay import Delayed
 from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.store import Store, StoreConfig
-from skylark.wire.bodies import LockRequest, MessageQueue, encode_body
+from skylark.wire.bodies import LockRequest, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.message import Message, StoredMessage
 from skylark.wire.records import encode_host
+from skylark.wire.stats import BrokerStatsData
 
 NOW_MS = 1_700_000_000_000
 
@@ -84,6 +85,38 @@ def test_send_back_straight_to_the_dead_letters(tmp_path: Path) -> None:
             )
 
     asyncio.run(run())
+
+
+def test_each_dead_letter_is_told_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t", b"bad", {"UNIQ_KEY": "A" * 32})
+            await broker.send("t", b"large", {"UNIQ_KEY": "B" * 32, "p": "x" * 32_600})
+            for message in messages_of(await broker.pull("t", 0)):
+                assert (await send_back(broker, message, delayLevel=-1 if message.body == b"bad" else 0)).code == 0
+            tired: dict[str, object] = {"reconsumeTimes": 3, "maxReconsumeTimes": 2}
+            for origin in ("t", "x" * 30_000):  # a name that is no topic's takes no memory
+                await broker.send("%RETRY%g", b"tired", {"UNIQ_KEY": "C" * 32, "RETRY_TOPIC": origin}, **tired)
+            assert broker._broker is not None
+            stats = broker._broker._stats
+            stats.tick(stats.started_ms + 10_000)
+            for topic, count in (("t", 3), ("%RETRY%g", 1)):
+                key = f"null@{topic}@g@SEND_BACK_TO_DLQ"
+                answer = await broker.ask(
+                    RequestCode.VIEW_BROKER_STATS_DATA, statsName="SNDBCK2DLQ_TIMES", statsKey=key
+                )
+                assert decode_body(BrokerStatsData, answer.body).stats_minute.sum == count
+
+    asyncio.run(run())
+    told = [record.getMessage() for record in caplog.records if "dead letter" in record.getMessage()]
+    assert told[0] == f"message {'A' * 32} of topic t, tried 1 times, is a dead letter of group g now, at offset 0"
+    assert told[1].startswith(
+        f"message {'B' * 32} of topic t, tried 1 times, is a dead letter of group g now, at offset 1"
+    )
+    assert "it can't be tried again: the message is illegal" in told[1]
+    assert [line.partition(" is a ")[0] for line in told[2:]] == [
+        f"message {'C' * 32} of topic {topic}, tried 3 times," for topic in ("t", "%RETRY%g")
+    ]
 
 
 def test_a_group_whose_name_makes_no_retry_topic_has_dead_letters_only(tmp_path: Path) -> None:

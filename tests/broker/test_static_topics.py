@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.live import HOST, Live, live_broker, messages_of
+from broker.live import DEADLINE_S, HOST, Live, live_broker, messages_of
+from skylark.broker import static_topics as module
 from skylark.broker.logical_queues import _go_on, _Place
 from skylark.broker.static_topics import BadMapping, StaticTopics, check_items
 from skylark.net.connection import INTERNAL_ERROR, Connection
+from skylark.net.pool import Pool
 from skylark.net.server import Server, bind
 from skylark.wire import fastjson
 from skylark.wire.bodies import decode_body, encode_body
@@ -86,6 +88,10 @@ def test_apaches_table_is_read_and_written() -> None:
 # What a broker takes.
 
 
+def take(topics: StaticTopics, change: MappingDetail, *, force: bool = False) -> None:
+    asyncio.run(topics.create("t", topics.checked("t", change, force=force)))
+
+
 @pytest.mark.parametrize(
     ("items", "remark"),
     [
@@ -116,24 +122,24 @@ def test_items_that_do_not_follow_each_other(items: list[MappingItem], remark: s
 )
 def test_what_was_said_is_not_contradicted(tmp_path: Path, change: MappingDetail, remark: str) -> None:
     topics = StaticTopics(tmp_path, A, lambda: 5)
-    topics.update("t", detail({0: [item(0)]}), force=False)
+    take(topics, detail({0: [item(0)]}))
     with pytest.raises(BadMapping, match=remark):
-        topics.update("t", change, force=False)
+        take(topics, change)
     assert StaticTopics(tmp_path, A, lambda: 5).all() == {"t": detail({0: [item(0)]})}
 
 
 def test_a_queue_moves_and_its_place_is_decided_once(tmp_path: Path) -> None:
     topics = StaticTopics(tmp_path, A, lambda: 5)
-    topics.update("t", detail({0: [item(0)], 1: [item(0, queue=1)]}), force=False)
-    topics.update("t", detail({0: [item(0), item(1, B, logical=-1)]}, epoch=2), force=False)
+    take(topics, detail({0: [item(0)], 1: [item(0, queue=1)]}))
+    take(topics, detail({0: [item(0), item(1, B, logical=-1)]}, epoch=2))
     mapping = topics.get("t")
     assert mapping is not None
     assert mapping.info().curr_id_map == {1: 1}, "it leads what it was not told anything new of"
-    topics.update("t", detail({**mapping.hosted_queues, 0: [item(0), item(1, B, logical=10)]}, epoch=2), force=False)
+    take(topics, detail({**mapping.hosted_queues, 0: [item(0), item(1, B, logical=10)]}, epoch=2))
     again = detail({**mapping.hosted_queues, 0: [item(0), item(1, B, logical=20)]}, epoch=2)
     with pytest.raises(BadMapping, match="can not be changed"):
-        topics.update("t", again, force=False)
-    topics.update("t", again, force=True)
+        take(topics, again)
+    take(topics, again, force=True)
     topics.delete("t")
     assert not StaticTopics(tmp_path, A, lambda: 5)
 
@@ -245,6 +251,94 @@ def test_a_group_without_an_offset_is_nowhere_in_a_static_topic(tmp_path: Path) 
             assert places == {0: (1, 1, 1), 1: (0, -1, -1)}
             answer = await broker.ask(RequestCode.GET_BROKER_CONSUME_STATS, isOrder=False)
             assert fastjson.decode(answer.body, BrokerConsumeStats).total_diff == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("table", ["topics", "topicQueueMapping"])
+def test_a_static_topic_has_its_mapping_or_is_as_before(tmp_path: Path, table: str) -> None:
+    async def of(broker: Live) -> tuple[int, MappingDetail | None]:
+        answer = await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t", lo=True)
+        assert answer.code == ResponseCode.SUCCESS
+        config = decode_body(MappedTopicConfig, answer.body)
+        return config.read_queue_nums, config.mapping_detail
+
+    async def run() -> None:
+        first, second = detail({0: [item(0)]}), detail({0: [item(0)], 1: [item(0, queue=1)]}, epoch=2)
+        blocker = tmp_path / "config" / f"{table}.json.tmp"
+        async with live_broker(tmp_path) as broker:
+            blocker.mkdir()
+            refused = await create(broker, first)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert "can't be written: Is a directory" in (refused.remark or "")
+            assert (await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="t")).code == ResponseCode.TOPIC_NOT_EXIST
+            blocker.rmdir()
+            assert (await broker.send("t", b"m", queueId=3)).code == ResponseCode.SUCCESS, "no queue is mapped"
+            assert (await create(broker, first, queues=4)).code == ResponseCode.SUCCESS
+            blocker.mkdir()
+            assert (await create(broker, second, queues=5)).code == ResponseCode.SYSTEM_ERROR
+            assert await of(broker) == (4, first)
+            blocker.rmdir()
+        async with live_broker(tmp_path) as broker:
+            assert await of(broker) == (4, first)
+            assert (await create(broker, second, queues=5)).code == ResponseCode.SUCCESS
+            assert await of(broker) == (5, second)
+
+    asyncio.run(run())
+
+
+def test_a_change_goes_on_to_its_end_when_whoever_asked_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_mapped, may_go_on = asyncio.Event(), asyncio.Event()
+    write = StaticTopics.create
+
+    async def written(self: StaticTopics, topic: str, mapping: MappingDetail) -> None:
+        await write(self, topic, mapping)
+        is_mapped.set()
+        await may_go_on.wait()
+
+    monkeypatch.setattr(StaticTopics, "create", written)
+
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            asked = asyncio.ensure_future(create(broker, detail({0: [item(0)]})))
+            await is_mapped.wait()
+            broker.pool.close()
+            with pytest.raises(ConnectionError):
+                await asked
+            other = Pool(connect_timeout_s=DEADLINE_S)
+            question = Frame(RequestCode.GET_TOPIC_CONFIG, {"topic": "t", "lo": "true"})
+            assert (await other.request(broker.address, question, DEADLINE_S)).code == ResponseCode.TOPIC_NOT_EXIST
+            may_go_on.set()
+            answer = await other.request(broker.address, question, DEADLINE_S)
+            while answer.code != ResponseCode.SUCCESS:
+                answer = await other.request(broker.address, question, DEADLINE_S)
+            other.close()
+            assert decode_body(MappedTopicConfig, answer.body).mapping_detail is not None
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+
+
+def test_mappings_have_room_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SIZE_BYTES", 4_096)
+
+    async def run() -> None:
+        small, large = ({0: [item(gen, logical=gen) for gen in range(count)]} for count in (2, 12))
+        other = msgspec.structs.replace(detail(large), topic="u")
+        async with live_broker(tmp_path) as broker:
+            assert (await create(broker, detail(large))).code == ResponseCode.SUCCESS
+            refused = await create(broker, other)
+            assert refused.code == ResponseCode.INVALID_PARAMETER
+            assert (refused.remark or "").startswith("u is too large")
+            assert (await broker.ask(RequestCode.GET_TOPIC_CONFIG, topic="u")).code == ResponseCode.TOPIC_NOT_EXIST
+        async with live_broker(tmp_path) as broker:
+            assert (await create(broker, other)).code == ResponseCode.INVALID_PARAMETER, "after a start too"
+            smaller = msgspec.structs.replace(other, hosted_queues=small)
+            assert (await create(broker, smaller)).code == ResponseCode.SUCCESS
+            assert (await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic="t")).code == ResponseCode.SUCCESS
+            third = msgspec.structs.replace(other, topic="v")
+            assert (await create(broker, third)).code == ResponseCode.SUCCESS
 
     asyncio.run(run())
 

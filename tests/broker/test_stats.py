@@ -53,6 +53,8 @@ def test_groups_are_counted_by_topic_and_group() -> None:
     stats.got("G", "T", 32, 3_200)
     stats.got("G2", "T", 1, 1)
     stats.sent_back("G", "T")
+    stats.dead_letter("G", "T")
+    stats.dead_letter("G", "T")
     stats.tick(START_MS)
     assert stats.get_tps("G", "T") == 3.2
     assert stats.get_tps("G", "U") == 0.0
@@ -62,6 +64,10 @@ def test_groups_are_counted_by_topic_and_group() -> None:
     assert sized is not None
     assert back is not None
     assert (counted.minute.sum, sized.minute.sum, back.minute.sum) == (32, 3_200, 1)
+    dead = stats.view("SNDBCK2DLQ_TIMES", "null@T@G@SEND_BACK_TO_DLQ")
+    assert dead is not None
+    assert dead.minute.sum == 2
+    assert stats.view("SNDBCK2DLQ_TIMES", "T@G") is None
 
 
 def test_the_whole_broker_under_its_cluster_name() -> None:
@@ -125,11 +131,13 @@ def test_deleted_topics_and_groups_are_forgotten() -> None:
     stats.got("G", "U", 1, 1)
     stats.got("H", "U", 1, 1)
     stats.sent_back("G", "U")
+    stats.dead_letter("G", "U")
     stats.forget_topic("T")
     stats.forget_group("G")
     assert stats.view("TOPIC_PUT_NUMS", "T") is None
     assert stats.view("GROUP_GET_NUMS", "T@G") is None
     assert stats.view("SNDBCK_PUT_NUMS", "U@G") is None
+    assert stats.view("SNDBCK2DLQ_TIMES", "null@U@G@SEND_BACK_TO_DLQ") is None
     assert stats.view("GROUP_GET_NUMS", "U@H") is not None
     assert stats.totals(START_MS).got_count == 3
 

@@ -170,6 +170,28 @@ def test_who_asks_for_the_same_topic_meanwhile_gets_it_too(tmp_path: Path, monke
     asyncio.run(run())
 
 
+def test_only_so_many_changes_of_one_topic_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IDLERS", 2)
+
+    async def run() -> None:
+        disk = SlowDisk(monkeypatch)
+        topics = Topics(tmp_path, BrokerConfig(), lambda: 5)
+        topics.table.writer.write_in_background()
+        changes = [asyncio.create_task(topics.create(TopicConfig("T", queues, queues))) for queues in range(1, 5)]
+        other = asyncio.create_task(topics.create(TopicConfig("U")))
+        await disk.begun()
+        with pytest.raises(RequestFailed, match="2 changes of topic T wait already") as failure:
+            await changes[3]
+        assert failure.value.code == ResponseCode.SYSTEM_BUSY
+        disk.may_go_on.set()
+        await asyncio.gather(*changes[:3], other)
+        assert topics.get("T") == TopicConfig("T", 3, 3)
+        await topics.create(TopicConfig("T", 5, 5))
+        assert "U" in topics
+
+    asyncio.run(run())
+
+
 def test_a_topic_that_is_deleted_on_its_way_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         disk = SlowDisk(monkeypatch)

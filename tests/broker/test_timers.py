@@ -200,6 +200,28 @@ def test_a_recalled_timer_never_comes(tmp_path: Path) -> None:
     small.close()
 
 
+def test_a_turn_is_bounded_whatever_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Small(tmp_path)
+    for _ in range(6):
+        small.send(bytes(400_000), NOW_MS, "large", TIMER_DELAY_SEC="5")
+    small.turn(NOW_MS)
+    assert small.timers.turn(NOW_MS + 6000)
+    assert 1 <= len(small.delivered()) <= 3
+    assert len(small.turn(NOW_MS + 6000)) == 6
+    monkeypatch.setattr("skylark.broker.timers._MOST_A_TURN", 4)
+    for number in range(10):
+        small.send(b"recalled", NOW_MS + 7000, str(number), TIMER_DELAY_SEC="5")
+    for number in range(10):
+        small.recall(str(number), NOW_MS + 11_000, NOW_MS + 7000)
+    small.turn(NOW_MS + 7000)
+    turns = 1
+    while small.timers.turn(NOW_MS + 13_000):
+        turns += 1
+    assert turns >= 5
+    assert len(small.delivered()) == 6
+    small.close()
+
+
 def test_a_recall_counts_for_timers_that_were_due_while_the_broker_was_down(tmp_path: Path) -> None:
     small = Small(tmp_path)
     small.send(b"gone", NOW_MS, TIMER_DELAY_SEC="2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from net.test_limits import held_bytes, small_peer, turns, until, until_blocked
 from net.test_server import Peer
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.send import MAX_BATCH_MESSAGES
-from skylark.net.allowance import GAUGE_BYTES
+from skylark.net.allowance import GAUGE_BYTES, MAX_WAITING_OF_HOST
 from skylark.net.server import Server
 from skylark.wire import pop
 from skylark.wire.bodies import ConsumerData, Heartbeat, Subscription, encode_body
@@ -73,6 +74,26 @@ def test_waiting_pulls_of_a_client_that_does_not_read(tmp_path: Path) -> None:
             for _ in range(count):
                 answer = await peer.receive()
                 assert (answer.code, len(answer.body) > MIB) == (0, True)
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_as_many_pulls_as_may_wait_fit_into_what_a_host_may_hold(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            await broker.send("t")
+            peer, count = await peer_of(broker), 500
+            peer.write(waiting_pull(0, 1))
+            await until_waiting(server_of(broker), 1)
+            tracemalloc.start()
+            try:
+                peer.write(b"".join(waiting_pull(each, 1) for each in range(count)))
+                await until_waiting(server_of(broker), 1 + count)
+                taken_bytes, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert taken_bytes / count * MAX_WAITING_OF_HOST < 64 * MIB
             peer.close()
 
     asyncio.run(run())

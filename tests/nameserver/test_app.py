@@ -15,10 +15,12 @@ from zlib import crc32
 
 import pytest
 
-from skylark.nameserver import brokers, routes
+from skylark.nameserver import brokers, handlers, reading, routes
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
-from skylark.nameserver.routes import Broker, Routes
+from skylark.nameserver.living import Broker
+from skylark.nameserver.routes import Routes
+from skylark.nameserver.threads import in_thread
 from skylark.net.pool import Pool
 from skylark.wire.bodies import decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -124,6 +126,92 @@ def test_a_route_has_apaches_bytes(asking: Callable[..., None]) -> None:
     asking(conversation)
 
 
+def test_an_answer_of_many_brokers_is_encoded_beside_the_loop(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    async def noted(work: Callable[[], Any]) -> Any:
+        threads.append(True)
+        return await in_thread(work)
+
+    monkeypatch.setattr(handlers, "in_thread", noted)
+
+    async def conversation(client: Client) -> None:
+        for number in range(3):
+            await client.register(brokerName=f"b{number}", brokerAddr=f"h:{number}")
+
+        async def answers() -> list[Frame]:
+            zone = {"__ZONE_NAME": "z", "__ZONE_MODE": "true"}
+            routes = [client.route(), client.route(version=400), client.route("B", 513, **zone), client.route("None")]
+            return [*await asyncio.gather(*routes), await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)]
+
+        before = await answers()
+        assert threads == []
+        monkeypatch.setattr(handlers, "_MOST_NAMES_AT_ONCE", 2)
+        after = await answers()
+        assert len(threads) == 4
+        assert [(each.code, each.remark, each.body) for each in after] == [
+            (each.code, each.remark, each.body) for each in before
+        ]
+        monkeypatch.setattr(reading, "MOST_WAITING_BYTES", 0)
+        assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)).code == ResponseCode.SYSTEM_BUSY
+
+    asking(conversation)
+
+
+def test_many_topics_are_looked_through_in_turns_and_not_sorted(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_MOST_TOPICS_AT_ONCE", 10)
+    sizes: list[int] = []
+    look = Routes.topics_by_flag
+
+    def noted(self: Routes, topics: list[str], accepts: Callable[[int], bool]) -> list[str]:
+        sizes.append(len(topics))
+        return look(self, topics, accepts)
+
+    monkeypatch.setattr(Routes, "topics_by_flag", noted)
+    body = many(25)
+    for topic in body.topic_config_serialize_wrapper.topic_config_table.values():
+        topic.topic_sys_flag = 1
+    names = list(body.topic_config_serialize_wrapper.topic_config_table)
+
+    async def conversation(client: Client) -> None:
+        await client.register(encode_register_body(body))
+        assert sorted(await client.topics()) == names
+        assert sorted(await client.topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="c")) == names
+        assert sorted(await client.topics(RequestCode.GET_UNIT_TOPIC_LIST)) == names
+        assert sizes == [10, 10, 5]
+        assert await client.topics(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == []
+        monkeypatch.setattr(reading, "MOST_WAITING_BYTES", 0)
+        assert (await client.ask(RequestCode.GET_UNIT_TOPIC_LIST)).code == ResponseCode.SYSTEM_BUSY
+
+    asking(conversation)
+
+
+def test_a_host_has_one_list_of_many_topics_made_at_a_time(
+    asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_MOST_TOPICS_AT_ONCE", 10)
+    looks: list[str] = []
+    look = Routes.topics_by_flag
+
+    def noted(self: Routes, topics: list[str], accepts: Callable[[int], bool]) -> list[str]:
+        looks.append(topics[0])
+        return look(self, topics, accepts)
+
+    monkeypatch.setattr(Routes, "topics_by_flag", noted)
+
+    async def conversation(client: Client) -> None:
+        await client.register(encode_register_body(many(25)))
+        await asyncio.gather(*(client.topics(RequestCode.GET_UNIT_TOPIC_LIST) for _ in range(4)))
+        assert looks == looks[:3] * 4
+        assert len(set(looks)) == 3
+
+    asking(conversation)
+
+
 def test_a_topic_without_a_route(asking: Callable[..., None]) -> None:
     async def conversation(client: Client) -> None:
         answer = await client.route("Nope")
@@ -172,7 +260,7 @@ def many(count: int, counter: int = 3, name: str = "topic-{:06d}") -> RegisterBr
 def test_a_registration_of_many_topics_is_read_beside_the_loop_and_taken_by_parts(
     asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch, compressed: bool
 ) -> None:
-    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+    monkeypatch.setattr(brokers, "MAX_LENIENT_BYTES", 1_000)
     monkeypatch.setattr(brokers, "_MOST_TOPICS_AT_ONCE", 10)
     sizes: list[int] = []
     take = Routes.register
@@ -194,7 +282,9 @@ def test_a_registration_of_many_topics_is_read_beside_the_loop_and_taken_by_part
         assert answer.fields["changed"] == "false"
         # The same again leaves wiped permissions as they are.
         await client.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "a"})
+        sizes.clear()
         await client.register(body, compressed=str(compressed).lower())
+        assert sizes == [10, 10, 10, 10, 1]
         assert json.loads((await client.route("topic-000000")).body)["queueDatas"][0]["perm"] == 4
         # With deleteTopicWithBrokerRegistration, what is missing is dropped once, not in every part.
         fewer = encode_register_body(many(35, counter=4), compressed=compressed)
@@ -207,24 +297,21 @@ def test_a_registration_of_many_topics_is_read_beside_the_loop_and_taken_by_part
 def test_large_registrations_that_wait_to_be_read_are_bounded(
     asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+    monkeypatch.setattr(brokers, "MAX_LENIENT_BYTES", 1_000)
 
     async def conversation(client: Client) -> None:
         body = encode_register_body(many(41))
-        for most, done in ((2 * len(body), 2), (1, 1)):  # for a connection; one is always read
-            monkeypatch.setattr(brokers, "MAX_FRAME_BYTES", most)
-            answers = await asyncio.gather(*(client.register(body) for _ in range(5)))
-            codes = [ResponseCode.SUCCESS] * done + [ResponseCode.SYSTEM_BUSY] * (5 - done)
-            assert [answer.code for answer in answers] == codes
+        monkeypatch.setattr(reading, "MOST_WAITING_BYTES", 4 * len(body))
+        answers = await asyncio.gather(*(client.register(body) for _ in range(5)))
+        codes = [ResponseCode.SUCCESS] * 2 + [ResponseCode.SYSTEM_BUSY] * 3
+        assert [answer.code for answer in answers] == codes
         assert (await client.register(body)).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(brokers, "_MOST_WAITING_BYTES", -1)
-        assert (await client.register(body)).code == ResponseCode.SYSTEM_BUSY
 
     asking(conversation)
 
 
 def test_a_registration_that_is_cut_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "_MOST_BYTES_AT_ONCE", 1_000)
+    monkeypatch.setattr(brokers, "MAX_LENIENT_BYTES", 1_000)
     begun, go_on = threading.Event(), threading.Event()
 
     def held(*args: Any, **more: Any) -> RegisterBrokerBody:
@@ -262,7 +349,7 @@ def test_a_registration_that_is_cut_off_leaves_nothing(tmp_path: Path, monkeypat
 def test_a_registration_without_room_is_refused_and_the_broker_stays(
     asking: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(routes, "MAX_BYTES_PER_CONNECTION", 50_000)
+    monkeypatch.setattr(routes, "MAX_BYTES", 100_000)
 
     async def conversation(client: Client) -> None:
         await client.register()
@@ -270,13 +357,13 @@ def test_a_registration_without_room_is_refused_and_the_broker_stays(
             for _ in range(2):
                 refused = await client.register(encode_register_body(many(size)))
                 assert refused.code == ResponseCode.SYSTEM_ERROR
-                assert "for one connection" in (refused.remark or "")
+                assert "half of what others leave" in (refused.remark or "")
         queues = json.dumps({"queueDatas": [{"brokerName": "a"}]}).encode()
         topic = {"topic": "x" * 50_000}
         assert (await client.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, topic, queues)).code == 1
         assert await client.topics() == ["A", "B"]
         assert len(caplog.messages) == 1
-        assert "broker a at h:1 can't register" in caplog.text
+        assert "can't register topics of broker a: with these topics" in caplog.text
 
     asking(conversation)
 
@@ -307,8 +394,8 @@ def test_bodies_that_never_say_much_are_not_read_when_they_are_large(asking: Cal
             (RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "t"}),
         ):
             answer = await client.ask(code, fields, large)
-            assert answer.code == ResponseCode.SYSTEM_ERROR
-            assert "65536" in (answer.remark or "")
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+            assert "32768" in (answer.remark or "")
 
     asking(conversation)
 

@@ -172,3 +172,22 @@ def test_namespaces_without_keys_do_not_fill_the_table(tmp_path: Path, monkeypat
         assert kv.namespace("0") is None
 
     asyncio.run(run())
+
+
+def test_an_answer_is_kept_until_its_namespace_changes(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = KVConfig(tmp_path / "kvConfig.json")
+        assert config.encoded("n") is None
+        await config.put("n", "a", "1")
+        await config.put("other", "b", "1")
+        body = config.encoded("n")
+        assert body == b'{"table":{"a":"1"}}'
+        await config.delete("other", "b")
+        assert config.encoded("n") is body
+        await config.put("n", "b", "2")
+        assert config.encoded("n") == b'{"table":{"a":"1","b":"2"}}'
+        await config.delete("n", "a")
+        await config.delete("n", "b")
+        assert config.encoded("n") == b'{"table":{}}'
+
+    asyncio.run(main())

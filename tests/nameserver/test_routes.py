@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skylark.nameserver import routes as limits
+from skylark.nameserver.living import DEFAULT_TIMEOUT_MS, Broker
 from skylark.nameserver.offers import TOPIC_BYTES, offer_bytes
-from skylark.nameserver.routes import DEFAULT_TIMEOUT_MS, UNIT_FLAG, Broker, NoRoom, Routes
+from skylark.nameserver.routes import UNIT_FLAG, NoRoom, Routes
 from skylark.wire.routes import (
     BrokerData,
     QueueData,
@@ -100,6 +101,20 @@ def test_an_acting_master_can_only_be_read() -> None:
     assert addresses(routes, "t1") == {"a": {1: "h:3"}}
 
 
+def test_only_the_end_of_a_master_makes_its_topics_read_only() -> None:
+    master, first = (msgspec.structs.replace(broker, acting_master=True) for broker in (MASTER, SLAVE))
+    routes = with_brokers(master, first, *(msgspec.structs.replace(first, id=i, address=f"h:{i}") for i in (20, 21)))
+    routes.unregister("c", "a", "h:1")
+    assert perms(routes, "t1") == {"a": 4}
+    routes.add_write_perm("a")
+    looks: list[int] = []
+    change = Routes.wipe_write_perm
+    with pytest.MonkeyPatch.context() as patch:  # a look at every topic for each of many slaves takes long
+        patch.setattr(Routes, "wipe_write_perm", lambda self, name: looks.append(1) or change(self, name))
+        routes.closed(CONNECTION)
+    assert looks == []
+
+
 def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
     routes = with_brokers(MASTER, SLAVE)
     routes.unregister("c", "a", "h:1")
@@ -154,27 +169,70 @@ def test_a_broker_of_another_cluster_does_not_say_goodbye_for_this_one() -> None
     assert addresses(routes, "t1") == {"a": {0: "h:1"}}
 
 
-def test_a_connection_has_a_part_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BYTES_PER_CONNECTION", 3 * TOPIC_BYTES + 100)
-    monkeypatch.setattr(limits, "MAX_BYTES", 5 * TOPIC_BYTES + 100)
+def test_a_host_takes_half_of_the_room_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES", 8 * (TOPIC_BYTES + 2))
     routes = with_brokers(MASTER)
-    with pytest.raises(NoRoom, match="for one connection"):
-        routes.register(OTHER, body("t1", "t2"), CONNECTION, 0)
-    with pytest.raises(NoRoom, match="for one connection"):
-        routes.register(MASTER, body("t1", "t2", "t3", "t4", counter=2), CONNECTION, 60_000)
-    assert routes.register_topic("t3", [QueueData(broker_name="a")])
-    with pytest.raises(NoRoom, match="for one connection"):
-        routes.register_topic("t4", [QueueData(broker_name="a")])
-    assert routes.topics().topic_list == ["t1", "t2", "t3"]
-    # It has lost nothing, and lives on as long as it asks for more.
+    with pytest.raises(NoRoom, match="half of what others leave"):
+        routes.register(OTHER, body("t1", "t2", "t3"), CONNECTION, 0)
+    with pytest.raises(NoRoom, match="half of what others leave"):
+        routes.register(MASTER, body("t1", "t2", "t3", "t4", "t5", counter=2), CONNECTION, 60_000)
+    assert routes.register_topic("t3", [QueueData(broker_name="a")], CONNECTION)
+    assert routes.register_topic("t4", [QueueData(broker_name="a")], CONNECTION)
+    with pytest.raises(NoRoom, match="half of what others leave"):
+        routes.register_topic("t5", [QueueData(broker_name="a")], CONNECTION)
+    assert routes.topics() == ["t1", "t2", "t3", "t4"]
+    # It has lost nothing, lives on as long as it asks for more, and can register what it has.
     assert routes.expire(DEFAULT_TIMEOUT_MS + 60_000) == []
+    assert routes.register(MASTER, body("t1", "t2"), CONNECTION, 60_000) is not None
     assert addresses(routes, "t1") == {"a": {0: "h:1"}}
+    # Half of the rest is for the next one, and so on.
     routes.register(OTHER, body("t1", "t2"), ANOTHER, 0)
+    assert not routes.register_topic("t3", [], ANOTHER)
+    with pytest.raises(NoRoom, match="half of what others leave"):
+        routes.register_topic("t3", [QueueData(broker_name=OTHER.name)], ANOTHER)
     third = msgspec.structs.replace(OTHER, name="d", address="h:6")
-    with pytest.raises(NoRoom, match="of all brokers"):
+    with pytest.raises(NoRoom, match="half of what others leave"):
         routes.register(third, body("t1", "t2"), object(), 0)
     routes.closed(ANOTHER)
     routes.register(third, body("t1", "t2"), object(), 0)
+
+
+def test_a_host_that_fills_all_it_can_leaves_room_for_brokers_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BROKERS", 64)
+    routes = Routes(lambda token: str(token).partition("-")[0])
+
+    def register(number: int, host: str) -> None:
+        broker = msgspec.structs.replace(OTHER, name=f"{host}{number}", address=f"{host}:{number}")
+        routes.register(broker, body("t1", "t2"), f"{host}-{number}", 0)
+
+    for host, most in (("greedy", 32), ("second", 16), ("third", 8)):
+        for number in range(most):
+            register(number, host)
+        with pytest.raises(NoRoom, match="half of what others leave"):
+            register(most, host)
+    register(0, "honest")
+    register(7, "greedy")  # who is there already can always register again
+
+
+def test_topics_that_another_host_registers_do_not_count_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES", 16 * (TOPIC_BYTES + 2))
+    routes = with_brokers(MASTER)
+    for number in range(7):
+        assert routes.register_topic(f"x{number}", [QueueData(broker_name="a")], ANOTHER)
+    with pytest.raises(NoRoom, match="half of what others leave"):
+        routes.register_topic("x7", [QueueData(broker_name="a")], ANOTHER)
+    routes.register(MASTER, body("t1", "t2", "t3", "t4", counter=2), CONNECTION, 0)
+    assert routes.route("t4") is not None
+
+
+def test_a_cluster_that_a_broker_named_goes_with_it() -> None:
+    routes = with_brokers(MASTER)
+    for number in range(3):
+        routes.register(
+            msgspec.structs.replace(MASTER, cluster=f"x{number}", id=1, address="h:7"), body("t1", "t2"), CONNECTION, 0
+        )
+        routes.unregister(f"x{number}", MASTER.name, "h:7")
+    assert list(routes.cluster_info().cluster_addr_table) == [MASTER.cluster]
 
 
 @pytest.mark.parametrize(("letter", "count"), [("t", 1), ("t", 255), ("\u00e9", 100), ("\u4e2d", 100)])
@@ -195,15 +253,16 @@ def test_what_topics_take_is_not_more_than_what_they_count_for(letter: str, coun
 
 
 def test_brokers_are_counted_and_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_BROKERS", 3)
-    monkeypatch.setattr(limits, "MAX_BROKERS_PER_CONNECTION", 2)
+    monkeypatch.setattr(limits, "MAX_BROKERS", 4)
     third, fourth = (msgspec.structs.replace(OTHER, name=name, address=name) for name in ("x", "y"))
     routes = with_brokers(MASTER, OTHER, MASTER)
-    with pytest.raises(NoRoom, match="on this connection"):
+    with pytest.raises(NoRoom, match="this host have their half of what others leave of 4 places"):
         routes.register(third, body("t1", "t2"), CONNECTION, 0)
     routes.register(third, body("t1", "t2"), ANOTHER, 0)
-    with pytest.raises(NoRoom, match="3 brokers are registered already"):
-        routes.register(fourth, body("t1", "t2"), ANOTHER, 0)
+    routes.register(fourth, body("t1", "t2"), object(), 0)
+    with pytest.raises(NoRoom, match="4 brokers are registered already"):
+        routes.register(msgspec.structs.replace(OTHER, name="z", address="z"), body("t1", "t2"), object(), 0)
+    routes.register(third, body("t1", "t2"), ANOTHER, 0)
     heavy = body("t1", "t2")
     heavy.filter_server_list = ["f:1"] * 1000
     for broker, told in (
@@ -230,7 +289,7 @@ def test_one_topic_alone_is_refused_before_the_broker_is_known() -> None:
     assert routes.cluster_info().cluster_addr_table == {}
     routes = with_brokers(MASTER)
     assert routes.register(MASTER, body("t3", counter=2), CONNECTION, 0) is not None
-    assert {"t1", "t2", "t3"} == set(routes.topics().topic_list)
+    assert {"t1", "t2", "t3"} == set(routes.topics())
 
 
 def test_topics_that_are_no_longer_named_stay_unless_told_otherwise() -> None:
@@ -261,7 +320,7 @@ def test_a_broker_is_dropped_after_its_silence() -> None:
     routes.heartbeat("c", "h:1", 5_000)
     assert routes.expire(DEFAULT_TIMEOUT_MS + 5_000) == []
     assert routes.expire(DEFAULT_TIMEOUT_MS + 5_001) == [(MASTER, CONNECTION)]
-    assert routes.topics().topic_list == []
+    assert routes.topics() == []
     assert routes.cluster_info().broker_addr_table == {}
     routes.heartbeat("c", "h:1", 0)  # of a broker that is unknown: nothing happens
 
@@ -285,9 +344,11 @@ def test_a_version_is_known_until_the_broker_goes() -> None:
 
 def test_single_topics_are_added_and_deleted() -> None:
     routes = with_brokers(MASTER, OTHER)
-    assert routes.register_topic("t9", [QueueData(broker_name="a", perm=6), QueueData(broker_name="b", perm=6)])
-    assert not routes.register_topic("t8", [QueueData(broker_name="a"), QueueData(broker_name="nobody")])
-    assert not routes.register_topic("t8", [])
+    assert routes.register_topic(
+        "t9", [QueueData(broker_name="a", perm=6), QueueData(broker_name="b", perm=6)], CONNECTION
+    )
+    assert not routes.register_topic("t8", [QueueData(broker_name="a"), QueueData(broker_name="nobody")], CONNECTION)
+    assert not routes.register_topic("t8", [], CONNECTION)
     assert routes.route("t8") is None
     assert set(addresses(routes, "t9")) == {"a", "b"}
     routes.delete_topic("t9", "nowhere")
@@ -295,7 +356,7 @@ def test_single_topics_are_added_and_deleted() -> None:
     routes.delete_topic("t9", "c")
     assert routes.route("t9") is None
     routes.delete_topic("t1")
-    assert routes.topics().topic_list == ["t2"]
+    assert routes.topics() == ["t2"]
 
 
 def test_filter_servers_and_mappings_are_part_of_the_route() -> None:
@@ -307,6 +368,7 @@ def test_filter_servers_and_mappings_are_part_of_the_route() -> None:
     assert route is not None
     assert route.filter_server_table == {"h:1": ["f:1"]}
     assert route.topic_queue_mapping_by_broker == {"a": mapping}
+    assert [routes.count_offers(topic) for topic in ("t1", "t2", "t3")] == [2, 1, 0]  # logical queues count
     routes.register(MASTER, body("t1", "t2"), CONNECTION, 0)
     route = routes.route("t1")
     assert route is not None
@@ -315,11 +377,11 @@ def test_filter_servers_and_mappings_are_part_of_the_route() -> None:
 
 def test_lists_of_topics() -> None:
     routes = with_brokers(MASTER, msgspec.structs.replace(OTHER, cluster="d"), topics=body("t1", "t2"))
-    routes.register_topic("u", [QueueData(broker_name="b", topic_sys_flag=UNIT_FLAG)])
-    assert routes.topics_of_cluster("c").topic_list == ["t1", "t2"]
-    assert routes.topics_of_cluster("d").topic_list == ["t1", "t2", "u"]
-    assert routes.topics_of_cluster("e").topic_list == []
-    assert routes.topics_by_flag(lambda flag: flag == UNIT_FLAG).topic_list == ["u"]
+    routes.register_topic("u", [QueueData(broker_name="b", topic_sys_flag=UNIT_FLAG)], CONNECTION)
+    assert sorted(routes.topics_of_cluster("c")) == ["t1", "t2"]
+    assert sorted(routes.topics_of_cluster("d")) == ["t1", "t2", "u"]
+    assert routes.topics_of_cluster("e") == []
+    assert routes.topics_by_flag([*routes.topics(), "gone"], lambda flag: flag == UNIT_FLAG) == ["u"]
     system = routes.system_topics()
     assert (system.topic_list, system.broker_addr) == (["a", "b", "c", "d"], "h:1")
     assert routes.members("c", "a").broker_addrs == {0: "h:1"}
@@ -382,7 +444,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def unregister(self, broker: Broker) -> None:
-        live = self.routes._live.get((broker.cluster, broker.address))
+        live = self.routes._live.get(broker.cluster, broker.address)
         self.routes.unregister(broker.cluster, broker.name, broker.address)
         if live is not None and live.broker.name == broker.name:
             assert broker.address not in self.routes.members("", broker.name).broker_addrs.values()
@@ -399,9 +461,9 @@ class Tables(RuleBasedStateMachine):
         self.routes.expire(self.now_ms)
         assert self.routes.expire(self.now_ms) == []
 
-    @rule(topic=TOPICS, name=NAMES)
-    def register_topic(self, topic: str, name: str) -> None:
-        self.routes.register_topic(topic, [QueueData(broker_name=name, perm=6)])
+    @rule(topic=TOPICS, name=NAMES, token=TOKENS)
+    def register_topic(self, topic: str, name: str, token: int) -> None:
+        self.routes.register_topic(topic, [QueueData(broker_name=name, perm=6)], self.tokens[token])
 
     @rule(topic=TOPICS, cluster=st.none() | st.sampled_from("cd"))
     def delete_topic(self, topic: str, cluster: str | None) -> None:
@@ -411,7 +473,7 @@ class Tables(RuleBasedStateMachine):
     @rule(name=NAMES)
     def wipe(self, name: str) -> None:
         self.routes.wipe_write_perm(name)
-        assert all(perms(self.routes, topic).get(name, 0) & 2 == 0 for topic in self.routes.topics().topic_list)
+        assert all(perms(self.routes, topic).get(name, 0) & 2 == 0 for topic in self.routes.topics())
 
     @invariant()
     def every_name_has_addresses_and_a_cluster(self) -> None:
@@ -419,30 +481,38 @@ class Tables(RuleBasedStateMachine):
         assert all(group.broker_addrs for group in info.broker_addr_table.values())
         assert all(info.cluster_addr_table.values())
         assert {name for names in info.cluster_addr_table.values() for name in names} == set(info.broker_addr_table)
+        living = {(live.broker.cluster, live.broker.name) for live in self.routes._live.all()}
+        assert living.issuperset((c, name) for c, names in info.cluster_addr_table.items() for name in names)
+
+    @invariant()
+    def every_broker_is_counted_for_its_host(self) -> None:
+        hosts = [live.host for live in self.routes._live.all()]
+        assert [self.routes._live.count(token) for token in self.tokens] == [hosts.count(t) for t in self.tokens]
+        assert sum(len(self.routes._live.on(token)) for token in self.tokens) == len(hosts) == len(self.routes._live)
 
     @invariant()
     def every_address_is_that_of_a_broker_that_lives(self) -> None:
-        living = {(live.broker.name, live.broker.address) for live in self.routes._live.values()}
+        living = {(live.broker.name, live.broker.address) for live in self.routes._live.all()}
         for name, group in self.routes.cluster_info().broker_addr_table.items():
             assert living.issuperset((name, address) for address in group.broker_addrs.values())
 
     @invariant()
     def what_is_offered_is_counted(self) -> None:
-        counted = dict.fromkeys("ab", 0)
-        for topic in self.routes.topics().topic_list:
+        counted = 0
+        for topic in self.routes.topics():
             route = self.routes.route(topic)
             assert route is not None
             mappings = route.topic_queue_mapping_by_broker or {}
             for queue in route.queue_datas:
-                counted[queue.broker_name] += offer_bytes(topic, mappings.get(queue.broker_name))
+                counted += offer_bytes(topic, mappings.get(queue.broker_name))
             assert set(mappings) <= {queue.broker_name for queue in route.queue_datas}
         offers = self.routes._offers
-        assert {name: offers.bytes_of(name) for name in "ab"} == counted
-        assert offers.size_bytes == sum(counted.values())
+        assert offers.size_bytes == counted
+        assert sum(map(offers.bytes_of, self.tokens)) == counted
 
     @invariant()
     def every_topic_has_queues_of_known_brokers(self) -> None:
-        for topic in self.routes.topics().topic_list:
+        for topic in self.routes.topics():
             route = self.routes.route(topic)
             assert route is not None
             names = [queue.broker_name for queue in route.queue_datas]

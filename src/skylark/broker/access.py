@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.groups import Groups
+from skylark.broker.groups import Asker, Groups
 from skylark.broker.topics import Topics, suggest
-from skylark.net.connection import Connection, RequestFailed
+from skylark.net.connection import RequestFailed
 from skylark.wire.codes import ResponseCode
 from skylark.wire.tables import PERM_READ, SubscriptionGroupConfig, TopicConfig
 
@@ -30,7 +30,7 @@ class Access:
             )
         return topic
 
-    def readable_topic(self, name: str, queue_id: int, connection: Connection) -> TopicConfig:
+    def readable_topic(self, name: str, queue_id: int, connection: Asker) -> TopicConfig:
         """The topic, which the queue is one of; queue -1 stands for any."""
         topic = self.topic(name)
         if not topic.perm & PERM_READ:
@@ -39,8 +39,8 @@ class Access:
             raise self.illegal_queue(topic, queue_id, connection, ResponseCode.INVALID_PARAMETER)
         return topic
 
-    def group(self, name: str) -> SubscriptionGroupConfig:
-        group = self._groups.get(name)
+    def group(self, name: str, connection: Asker) -> SubscriptionGroupConfig:
+        group = self._groups.get(name, connection)
         if group is None:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist, {suggest()}"
@@ -50,7 +50,7 @@ class Access:
         return group
 
     @staticmethod
-    def illegal_queue(topic: TopicConfig, queue_id: int, connection: Connection, code: int) -> RequestFailed:
+    def illegal_queue(topic: TopicConfig, queue_id: int, connection: Asker, code: int) -> RequestFailed:
         return RequestFailed(
             code,
             f"queueId[{queue_id}] is illegal, topic:[{topic.topic_name}] topicConfig.readQueueNums:"

@@ -10,7 +10,6 @@ name a message that the group holds: anything else would move the group's offset
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -22,8 +21,9 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.orders import Orders
 from skylark.broker.polling import ANY_QUEUE, PopWaiters
 from skylark.broker.put import Put
-from skylark.broker.request_bodies import request_body
+from skylark.broker.turns import next_turn
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.request_bodies import request_body
 from skylark.store import Appended, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -112,7 +112,7 @@ class Acks:
                 last = self._ack_batches(part, body.broker_name, connection) or last
             except RequestFailed as e:
                 failure = e
-            await asyncio.sleep(0)
+            await next_turn(connection.peer[0])
         if failure is not None:
             raise failure
         reply = self._when_safe(request.reply(), last)
@@ -160,7 +160,7 @@ class Acks:
                 broker_name=handle.broker_name,
                 suspend=header.suspend,
             )
-            self._check_points.popped(point, handle.revive_queue, now_ms)
+            self._check_points.popped(point, handle.revive_queue, now_ms, is_extension=True)
             last = self._ack(header, handle, now_ms)
             answer = ChangeInvisibleTimeResponse(pop_time_ms, header.invisible_time, handle.revive_queue)
         return self._when_safe(request.reply(fields=encode_header(answer)), last)
@@ -237,7 +237,7 @@ class Acks:
             return None
         now_ms = self._clock()
         info = self._orders.get(topic, group, queue_id)
-        self._offsets.commit(group, topic, queue_id, next_offset, repr(connection))
+        self._offsets.commit(group, topic, queue_id, next_offset, connection)
         noted = self._check_points.in_order(topic, group, queue_id, next_offset, info, now_ms)
         if not self._orders.blocked_until_ms(topic, group, queue_id, None, now_ms):
             self._wake(topic, group, queue_id)

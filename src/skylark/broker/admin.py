@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 VERSION_NAME: Final = "V5_5_0"
 """Of the version of Apache RocketMQ whose protocol this is; clients and tools know no other versions."""
 
+_MAX_SETTINGS_BYTES: Final = 64 << 10  # more than all that there are take
+
 
 def handlers(
     config: BrokerConfig,
@@ -216,6 +218,11 @@ class Admin:
 
 
 def _parse_settings(body: bytes) -> dict[str, str]:
+    if len(body) > _MAX_SETTINGS_BYTES:
+        raise RequestFailed(
+            ResponseCode.INVALID_PARAMETER,
+            f"the settings have {len(body)} bytes, and may have up to {_MAX_SETTINGS_BYTES}",
+        )
     try:
         return properties.parse(body.decode())
     except (UnicodeDecodeError, ConfigError) as error:

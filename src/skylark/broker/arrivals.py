@@ -8,7 +8,7 @@ queue's offset, or by the end of the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from skylark.net.connection import RequestFailed
@@ -19,6 +19,8 @@ RecordFilter = Callable[[bytes], bool]
 RecordOf = Callable[[str, int, int], memoryview | None]
 """The record at an offset of a topic's queue."""
 
+WOKEN_PER_TURN: Final = 128
+"""Waiters, of one arrival."""
 _EVALUATED_PER_TURN: Final = 16  # expressions, each of which may be long
 
 
@@ -52,6 +54,15 @@ class Waiter:
             self._timer.cancel()
         if not self.arrived.done():
             self.arrived.set_result(arrived)
+
+
+def wake_in_turns(waiters: Iterator[Waiter], arrived: bool = True) -> None:
+    """Wakes waiters, some in each turn of the loop: each makes an answer then."""
+    for number, waiter in enumerate(waiters, 1):
+        waiter.wake(arrived)
+        if number == WOKEN_PER_TURN:
+            waiter.arrived.get_loop().call_soon(wake_in_turns, waiters, arrived)
+            return
 
 
 class Arrivals:
@@ -91,43 +102,41 @@ class Arrivals:
         waiters = self._waiters.get((topic, queue_id))
         if waiters:
             if len(tag_codes) > _EVALUATED_PER_TURN:
-                self._tell_of_many(waiters, frozenset(tag_codes))
+                wake_in_turns(_who_may_want(tuple(waiters), frozenset(tag_codes)))
                 return
             for number, tag_code in enumerate(tag_codes):
-                self._tell(waiters, topic, queue_id, queue_offset + number, tag_code)
+                told = iter(tuple(waiters) if len(waiters) >= WOKEN_PER_TURN else waiters)
+                self._tell(told, topic, queue_id, queue_offset + number, tag_code)
 
-    def _tell_of_many(self, waiters: Iterable[Waiter], tag_codes: TagCodes) -> None:
-        """Wakes who may want one of the messages of a long batch: who filters by more than tags looks by itself."""
-        for waiter in waiters:
-            if waiter.wants is None or not waiter.wants.isdisjoint(tag_codes):
-                waiter.wake(True)
-
-    def _tell(self, waiters: Iterable[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
-        """Wakes who wants the message. Many different expressions are evaluated some at a time."""
+    def _tell(self, waiters: Iterator[Waiter], topic: str, queue_id: int, queue_offset: int, tag_code: int) -> None:
+        """Wakes who wants the message, some at a time; many different expressions are evaluated some at a time too."""
         record: bytes | None = None
         verdicts: dict[RecordFilter, bool] = {}
-        rest = iter(waiters)
-        for waiter in rest:
-            if waiter.wants is not None and tag_code not in waiter.wants:
+        woken = 0
+        for waiter in waiters:
+            if waiter.arrived.done() or (waiter.wants is not None and tag_code not in waiter.wants):
                 continue
             accepts = waiter.accepts
-            if accepts is not None and not waiter.arrived.done():
+            if accepts is not None:
                 record = record or bytes(self._record_of(topic, queue_id, queue_offset) or b"")
                 verdict = verdicts.get(accepts)
                 if verdict is None:
                     if len(verdicts) == _EVALUATED_PER_TURN:
-                        late = [waiter, *rest]
+                        late = iter((waiter, *waiters))
                         waiter.arrived.get_loop().call_soon(self._tell, late, topic, queue_id, queue_offset, tag_code)
                         return
                     verdict = verdicts[accepts] = not record or accepts(record)
                 if not verdict:
                     continue
             waiter.wake(True)
+            woken += 1
+            if woken == WOKEN_PER_TURN:
+                waiter.arrived.get_loop().call_soon(self._tell, waiters, topic, queue_id, queue_offset, tag_code)
+                return
 
     def wake(self, topic: str, queue_id: int) -> None:
         """Wakes all who wait for the queue, though no message has come."""
-        for waiter in self._waiters.get((topic, queue_id), ()):
-            waiter.wake(False)
+        wake_in_turns(iter(tuple(self._waiters.get((topic, queue_id), ()))), arrived=False)
 
     def close(self) -> None:
         """Wakes everybody, now and from now on."""
@@ -143,3 +152,10 @@ class Arrivals:
             waiters.discard(waiter)
             if not waiters:
                 del self._waiters[key]
+
+
+def _who_may_want(waiters: Sequence[Waiter], tag_codes: TagCodes) -> Iterator[Waiter]:
+    """Of a long batch. Who filters by more than tags looks by himself."""
+    for waiter in waiters:
+        if waiter.wants is None or not waiter.wants.isdisjoint(tag_codes):
+            yield waiter

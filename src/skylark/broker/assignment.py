@@ -21,12 +21,12 @@ from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.name_servers import NameServers
-from skylark.broker.request_bodies import request_body
 from skylark.broker.table_writer import Rendered, TableWriter, not_written
 from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.broker.turns import ITEMS_PER_TURN, beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.pool import Pool
+from skylark.net.request_bodies import request_body
 from skylark.store.tables import load
 from skylark.wire.bodies import BROADCASTING, MessageQueue, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -168,7 +168,7 @@ class Assignments:
             return allocate_for_pop(allocate, queues, members, client, mode.pop_share_queue_num)
         return allocate(queues, members, client)
 
-    async def set_mode(self, request: Frame, _: Connection) -> Frame:
+    async def set_mode(self, request: Frame, connection: Connection) -> Frame:
         wanted = request_body(SetMessageRequestMode, request.body)
         topic, group = _named(wanted.topic), _named(wanted.consumer_group)
         if topic.startswith(RETRY_PREFIX):
@@ -177,7 +177,7 @@ class Assignments:
             raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"the mode is {wanted.mode}: it is PULL or POP")
         if topic not in self._topics:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        if self._groups.get(group) is None:
+        if self._groups.get(group, connection) is None:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
         modes = self._modes.setdefault(topic, {})
         if group not in modes:

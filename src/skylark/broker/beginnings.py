@@ -16,7 +16,6 @@ from typing import Final, Protocol
 from skylark.broker.clients import Clients
 from skylark.broker.topics import RETRY_PREFIX
 from skylark.net.connection import Connection
-from skylark.store import ReadResult, ReadStatus
 from skylark.wire.bodies import PUSH
 
 NOWHERE: Final = -1
@@ -26,11 +25,9 @@ _FROM_LAST: Final = "CONSUME_FROM_LAST_OFFSET"
 class QueueReader(Protocol):
     """What of the store is asked here."""
 
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
-    def read(self, topic: str, queue_id: int, offset: int, max_count: int) -> ReadResult: ...
+    def is_cached(self, topic: str, queue_id: int, offset: int) -> bool: ...
 
 
 class Beginnings:
@@ -40,7 +37,8 @@ class Beginnings:
 
     def find(self, connection: Connection, group: str, topic: str, queue_id: int) -> int:
         """The offset to tell, or -1 when the client is to find its own."""
-        if self._is_fresh(topic, queue_id):
+        # The first message is still there and in memory: a new group then starts at the beginning.
+        if self._store.is_cached(topic, queue_id, 0):
             return 0
         consumers = self._clients.group(group)
         if consumers is None or connection not in consumers.members:
@@ -49,10 +47,3 @@ class Beginnings:
             return NOWHERE
         end = self._store.max_offset(topic, queue_id)
         return end if end == 0 or consumers.consume_type == PUSH else NOWHERE
-
-    def _is_fresh(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue's first message is still there and in memory: a new group then starts at the beginning."""
-        if self._store.min_offset(topic, queue_id) > 0:
-            return False
-        first = self._store.read(topic, queue_id, 0, 1)
-        return first.status == ReadStatus.FOUND and not first.from_disk

@@ -4,7 +4,8 @@ Every `transactionCheckInterval` a pass goes over the halves from where the last
 arrival, up to the first that is too young to ask for. What has ended is passed over without being read. For the others:
 
 - asked for `transactionCheckMax` times, or older than the log is kept: moved to TRANS_CHECK_MAX_TIME_TOPIC
-- still immune, by its own CHECK_IMMUNITY_TIME_IN_SECONDS: stored again at the end of the queue, to be looked at later
+- still immune, by its own CHECK_IMMUNITY_TIME_IN_SECONDS: stored again at the end of the queue, to be looked at later,
+  unless it was born more than an hour after now
 - else stored again, counted, and asked for; whether a producer is there to answer or not, as at Apache
 
 Groups that nobody is there to answer for are told of once, after the pass in which that was first seen.
@@ -154,7 +155,8 @@ class CheckBack:
             return False
         immunity_s = java_count(half.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS))
         if immunity_s is not None:
-            if age_ms <= immunity_s * 1000:
+            # Its birth is by its producer's clock: one far ahead would have it put off for years, in copy after copy.
+            if -_HOUR_MS <= age_ms <= immunity_s * 1000:
                 return self._put_off(half, now_ms)
         elif 0 <= age_ms <= self._config.transaction_time_out:
             return False

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.internal import PROPERTY_LOG_END
+from skylark.broker.internal import PROPERTY_EXTENDED, PROPERTY_LOG_END
 from skylark.broker.orders import OrderInfo
 from skylark.broker.put import Put
 from skylark.store import Appended, Store
@@ -73,9 +73,11 @@ class CheckPoints:
     def is_revive_queue(self, queue_id: int) -> bool:
         return 0 <= queue_id < self._queue_count
 
-    def popped(self, point: CheckPoint, revive_queue: int, now_ms: int) -> Appended:
+    def popped(self, point: CheckPoint, revive_queue: int, now_ms: int, *, is_extension: bool = False) -> Appended:
         deliver_ms = point.revive_time_ms - _BEFORE_ACKS_MS
         properties = {PROPERTY_LOG_END: str(self._store.log_max_offset), PROPERTY_TIMER_DELIVER_MS: str(deliver_ms)}
+        if is_extension:
+            properties[PROPERTY_EXTENDED] = "true"
         return self._write(revive_queue, CHECK_POINT_TAG, point.unique_key, encode_record(point), properties, now_ms)
 
     def acknowledged(self, ack: Ack, revive_queue: int, visible_at_ms: int, now_ms: int) -> Appended:

@@ -6,57 +6,42 @@ out anew; broadcasting groups, which share nothing, are not told.
 
 A group exists while it has a member. Its subscriptions are those of the member heard last: members must agree on them,
 or messages go missing. That they don't is logged, once until they do again.
+
+What the broker remembers of members is bounded for each connection and for all, and divided among their hosts
+(`shares.py`). Who is a member already stays one, as long as it does not subscribe to more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from skylark.broker.config import BrokerConfig
 from skylark.broker.former_members import FormerMembers
 from skylark.broker.groups import Groups
-from skylark.broker.request_bodies import request_body
+from skylark.broker.member_news import CallSoon, MemberNews
+from skylark.broker.shares import Shares
 from skylark.broker.topics import RETRY_PREFIX, Topics
-from skylark.broker.turns import beside, steps
-from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.connection import Connection, RequestFailed
 from skylark.wire.bodies import (
     BROADCASTING,
     TAG,
-    CheckClient,
-    ClientConnection,
-    ConsumerConnections,
     ConsumerData,
-    ConsumerIds,
     Heartbeat,
     MessageQueue,
-    ProducerConnections,
-    ProducerInfo,
-    ProducerTable,
     ResetOffsets,
     ResetOffsetsForC,
     Subscription,
-    SubscriptionAnswer,
     encode_body,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.headers import (
-    GetConsumerConnectionList,
-    GetConsumerListByGroup,
-    GetProducerConnectionList,
-    NotifyConsumerIdsChanged,
-    QuerySubscriptionByConsumer,
-    ResetOffset,
-    UnregisterClient,
-)
+from skylark.wire.headers import NotifyConsumerIdsChanged, ResetOffset
 from skylark.wire.tables import PERM_READ, PERM_WRITE, UNIT_SUBSCRIPTION
-from skylark.wire.typed import decode_header, encode_header
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +49,10 @@ MAX_GROUPS_PER_CONNECTION: Final = 10_000
 MAX_TOPICS_PER_GROUP: Final = 4_096
 MAX_CHARACTERS_PER_CONNECTION: Final = 4 << 20
 """Of the subscriptions of its groups. Names and expressions are kept, and compared with those of other members."""
-MAX_CLIENT_ID_LENGTH: Final = 1_024
-_GROUPS_PER_TURN: Final = 64
+MAX_CHARACTERS: Final = 48 << 20
+"""Of all connections."""
+_MEMBER_CHARACTERS: Final = 256  # for which a member counts, besides
+_MAX_WORDS: Final = 1000
 NEWCOMER_DELAY_S: Final = 1.0
 _MAX_PRODUCER_GROUP_LENGTH: Final = 255
 _LONG_PAUSE_MS: Final = 20_000  # between two searches for silent members, which come every 10 s
@@ -82,6 +69,8 @@ class Member(msgspec.Struct, eq=False):
     seen_ms: int
     expressions: dict[str, str] = {}
     """topic -> what the member wants of it, as its last full heartbeat said"""
+    complaint: str = ""
+    """That it subscribes to something else than the others: for the one that brought it about."""
 
 
 class ConsumerGroup(msgspec.Struct, eq=False):
@@ -110,31 +99,40 @@ class _Roles(msgspec.Struct, eq=False):
     sizes: dict[str, int] = {}
     """consumer group -> characters of what the connection's member said that it subscribes to"""
     characters: int = 0
-    """Of all of them."""
+    """Of all of them, and for those of producer groups."""
 
 
 class Clients:
     """The tables of connected clients."""
 
     def __init__(
-        self, topics: Topics, groups: Groups, config: BrokerConfig, former: FormerMembers | None = None
+        self,
+        topics: Topics,
+        groups: Groups,
+        config: BrokerConfig,
+        former: FormerMembers | None = None,
+        call_soon: CallSoon | None = None,
     ) -> None:
+        """`call_soon` is the event loop's."""
         self.on_leave: Callable[[str, str], None] | None = None
         """Called with a consumer group and the id of a client that says that it has left the group, and is gone."""
-        self.on_subscribe: Callable[[str, list[Subscription]], None] | None = None
-        """Called with a consumer group and what a member's heartbeat says that it subscribes to."""
+        self.on_subscribe: Callable[[str, list[Subscription], str], None] | None = None
+        """Called with a consumer group, what a member's heartbeat says that it subscribes to, and the member's host."""
         self.on_empty: Callable[[str], None] | None = None
         """Called with a consumer group whose last member is gone."""
         self._topics = topics
         self._groups = groups
         self._config = config
         self._former = former or FormerMembers()
+        self._news = MemberNews(self._tell, self._members_of, call_soon)
         self._checked_ms: int | None = None
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._roles: dict[Connection, _Roles] = {}
         self._producing: dict[str, Connection] = {}  # by client id
         self._groups_by_topic: dict[str, set[str]] = {}
+        self._characters = 0
+        self._shares = Shares()
 
     # Questions.
 
@@ -184,15 +182,39 @@ class Clients:
     # Changes.
 
     def heartbeat(self, beat: Heartbeat, connection: Connection, language: str, version: int, now_ms: int) -> bool:
-        """Takes in what a client says about itself. Whether it must send its subscriptions (again)."""
-        must_send = False
+        """Takes in what a client says about itself. Whether it must send its subscriptions (again).
+
+        Raises RequestFailed if there is no room for any of its groups. Where there is for some, the others are told
+        when they pull: the client needs the answer for the sake of those that are taken.
+        """
+        must_send = is_heard = False
+        lacks: list[RequestFailed] = []
         for consumer in beat.consumer_data_set:
-            member = Member(connection, beat.client_id, language, version, now_ms)
-            must_send |= self._consumer_beat(consumer, beat, member)
+            try:
+                member = Member(connection, beat.client_id, language, version, now_ms)
+                must_send |= self._consumer_beat(consumer, beat, member)
+                is_heard = True
+            except RequestFailed as e:
+                lacks.append(e)
         for producer in beat.producer_data_set:
             if len(producer.group_name) <= _MAX_PRODUCER_GROUP_LENGTH:
-                self._add_producer(producer.group_name, Member(connection, beat.client_id, language, version, now_ms))
+                try:
+                    member = Member(connection, beat.client_id, language, version, now_ms)
+                    self._add_producer(producer.group_name, member)
+                    is_heard = True
+                except RequestFailed as e:
+                    lacks.append(e)
+        if lacks:
+            log.warning("%d groups of %s at %r are not taken: %s", len(lacks), beat.client_id, connection, lacks[0])
+            if not is_heard:
+                raise lacks[0]
         return must_send or beat.heartbeat_fingerprint == 0
+
+    def complaints(self, beat: Heartbeat, connection: Connection) -> str:
+        """What the client should know of its groups."""
+        groups = (self._consumers.get(consumer.group_name) for consumer in beat.consumer_data_set)
+        members = (group.members.get(connection) for group in groups if group is not None and group.is_divided)
+        return "; ".join(member.complaint for member in members if member is not None and member.complaint)
 
     def unregister(self, connection: Connection, consumer_group: str | None, producer_group: str | None) -> None:
         roles = self._roles.get(connection)
@@ -200,13 +222,14 @@ class Clients:
             return
         if consumer_group in roles.consumer_groups:
             roles.consumer_groups.discard(consumer_group)
-            roles.characters -= roles.sizes.pop(consumer_group, 0)
+            self._count(roles, connection, -roles.sizes.pop(consumer_group))
             member = self._remove_consumer(consumer_group, connection)
             # A client may be there on another connection still, or already again.
             if self.on_leave is not None and self.member(consumer_group, member.client_id) is None:
                 self.on_leave(consumer_group, member.client_id)
         if producer_group in roles.producer_groups:
             roles.producer_groups.discard(producer_group)
+            self._count(roles, connection, -_MEMBER_CHARACTERS)
             self._remove_producer(producer_group, connection)
             if not roles.producer_groups:
                 self._forget_id(roles, connection)
@@ -216,13 +239,14 @@ class Clients:
     def not_coming(self, consumer_group: str | None, client_id: str) -> None:
         """A client leaves that may not have come back since the broker was restarted."""
         if consumer_group is not None and self._former.left(consumer_group, client_id):
-            self._tell(consumer_group)
+            self._news.changed(consumer_group)
 
     def closed(self, connection: Connection) -> None:
         """The connection is gone, and with it its memberships."""
         roles = self._roles.pop(connection, None)
         if roles is not None:
             self._forget_id(roles, connection)
+            self._count(roles, connection, -roles.characters)
             for group in roles.consumer_groups:
                 self._remove_consumer(group, connection)
             for group in roles.producer_groups:
@@ -231,7 +255,7 @@ class Clients:
     def expire(self, now_ms: int) -> None:
         """Removes and disconnects members that were silent for too long; called every few seconds."""
         for name in self._former.expire(now_ms):
-            self._tell(name)
+            self._news.changed(name)
         timeout_ms = self._config.channel_expired_timeout
         last_ms, self._checked_ms = self._checked_ms, now_ms
         members = [member for group in self._consumers.values() for member in group.members.values()]
@@ -246,8 +270,10 @@ class Clients:
             self.closed(connection)
             connection.close()
 
-    def push_reset(self, group: str, topic: str, timestamp_ms: int, offsets: Mapping[MessageQueue, int]) -> None:
-        """Sends every member of the group to `offsets`. Raises RequestFailed if none is there or one is too old."""
+    def push_reset(self, group: str, topic: str, timestamp_ms: int, offsets: Mapping[MessageQueue, int]) -> list[str]:
+        """Sends every member of the group to `offsets`. The ids of those that do not read, and don't learn it. Raises
+        RequestFailed if none is there or one is too old.
+        """
         consumers = self._consumers.get(group)
         if consumers is None:
             raise RequestFailed(
@@ -263,19 +289,25 @@ class Clients:
         fields = encode_header(ResetOffset(group=group, topic=topic, timestamp=timestamp_ms, force=False))
         body = encode_body(ResetOffsets(offset_table=dict(offsets)))
         body_for_c = encode_body(ResetOffsetsForC.of(offsets))
+        missed = []
         for member in consumers.members.values():
             member_body = body_for_c if member.language == "CPP" else body
-            member.connection.notify(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), member_body))
+            told = Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), member_body)
+            if not member.connection.notify(told):
+                missed.append(member.client_id)
+        return missed
 
     # Consumers.
 
     def _consumer_beat(self, consumer: ConsumerData, beat: Heartbeat, member: Member) -> bool:
         roles = self._roles.get(member.connection) or _Roles()
-        is_new = consumer.group_name not in roles.consumer_groups
-        size = _characters(consumer)
-        if (is_new and not _has_room(roles, member)) or not _has_room_for(consumer, size, roles, member):
-            return False
-        config = self._groups.get(consumer.group_name)
+        known = roles.sizes.get(consumer.group_name)
+        size = known if known is not None and beat.without_sub else _characters(consumer)
+        growth = size if known is None else size - known
+        if known is None:
+            _check_count(roles)
+        self._check_size(consumer, growth, roles, member)
+        config = self._groups.get(consumer.group_name, member.connection)
         if config is None:
             log.info("%r beats for group %.255s, which does not exist", member.connection, consumer.group_name)
             return False
@@ -292,9 +324,8 @@ class Clients:
         )
         self._roles[member.connection] = roles
         roles.consumer_groups.add(consumer.group_name)
-        if not beat.without_sub:
-            roles.characters += size - roles.sizes.get(consumer.group_name, 0)
-            roles.sizes[consumer.group_name] = size
+        roles.sizes[consumer.group_name] = size
+        self._count(roles, member.connection, growth)
         group = self._consumers.get(consumer.group_name)
         if group is None:
             group = self._consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
@@ -309,15 +340,15 @@ class Clients:
             is_changed |= self._subscribe(group, consumer.subscription_data_set)
             _compare(group, group.members[member.connection], consumer.subscription_data_set)
             if self.on_subscribe is not None:
-                self.on_subscribe(group.name, consumer.subscription_data_set)
+                self.on_subscribe(group.name, consumer.subscription_data_set, member.connection.peer[0])
         if is_changed:
-            self._notify(group, newcomer=member.connection)
+            self._news.changed(group.name, newcomer=member.connection)
         elif self._former.has_restarted(group.name):
-            self._notify_one(group, member.connection, NEWCOMER_DELAY_S)
-        known, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
+            self._tell(group.name, member.connection, True)
+        fingerprint, group.fingerprint = group.fingerprint, beat.heartbeat_fingerprint
         # A client that leaves its subscriptions out relies on a broker that may have been restarted since.
         is_missing = beat.without_sub and not group.subscriptions
-        return is_missing or (known is not None and known != beat.heartbeat_fingerprint)
+        return is_missing or (fingerprint is not None and fingerprint != beat.heartbeat_fingerprint)
 
     def _subscribe(self, group: ConsumerGroup, subscriptions: list[Subscription]) -> bool:
         """Replaces the group's subscriptions by newer ones. Whether the topics changed."""
@@ -340,7 +371,7 @@ class Clients:
         member = group.members.pop(connection)
         log.info("%s leaves group %s", member.client_id, name)
         if group.members:
-            self._notify(group)
+            self._news.changed(name)
             return member
         del self._consumers[name]
         if self.on_empty is not None:
@@ -355,37 +386,71 @@ class Clients:
         if not groups:
             del self._groups_by_topic[topic]
 
-    def _tell(self, name: str) -> None:
-        group = self._consumers.get(name)
-        if group is not None:
-            self._notify(group)
-
-    def _notify(self, group: ConsumerGroup, newcomer: Connection | None = None) -> None:
-        """Tells all members to share the queues out anew.
+    def _tell(self, name: str, connection: Connection, is_newcomer: bool) -> None:
+        """Tells a member to share the queues out anew.
 
         Who caused it by a heartbeat is told later: it does so by itself when the heartbeat is answered, and Apache's
         Java client, told in the middle of its first heartbeat, may raise the version of its subscription without being
         able to send that version, and then waits for its next heartbeat.
         """
-        for connection in group.members:
-            self._notify_one(group, connection, NEWCOMER_DELAY_S if connection is newcomer else 0.0)
-
-    def _notify_one(self, group: ConsumerGroup, connection: Connection, after_s: float) -> None:
+        group = self._consumers.get(name)
+        if group is None or connection not in group.members:
+            return
         if not self._config.notify_consumer_ids_changed_enable or group.message_model == BROADCASTING:
             return
-        config = self._groups.get(group.name) if group.name in self._groups else None
+        config = self._groups.get(name) if name in self._groups else None
         if config is None or config.notify_consumer_ids_changed_enable:
-            fields = encode_header(NotifyConsumerIdsChanged(group.name))
+            fields = encode_header(NotifyConsumerIdsChanged(name))
+            after_s = NEWCOMER_DELAY_S if is_newcomer else 0.0
             connection.notify(Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, fields), after_s)
+
+    def _members_of(self, name: str) -> Iterable[Connection]:
+        group = self._consumers.get(name)
+        return () if group is None else group.members
+
+    # What it takes to remember them.
+
+    def _check_size(self, consumer: ConsumerData, growth: int, roles: _Roles, member: Member) -> None:
+        """Raises RequestFailed if what the member subscribes to now is too much to remember."""
+        topics = len(consumer.subscription_data_set)
+        if topics > MAX_TOPICS_PER_GROUP:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR,
+                f"{consumer.group_name:.255s} subscribes to {topics} topics, and up to {MAX_TOPICS_PER_GROUP} are "
+                f"taken: use more groups",
+            )
+        self._check_room(growth, roles, member)
+
+    def _check_room(self, growth: int, roles: _Roles, member: Member) -> None:
+        host = member.connection.peer[0]
+        left = MAX_CHARACTERS - self._characters - growth
+        if growth <= 0 or (
+            roles.characters + growth <= MAX_CHARACTERS_PER_CONNECTION and self._shares.has_room(host, growth, left)
+        ):
+            return
+        raise RequestFailed(
+            ResponseCode.SYSTEM_BUSY,
+            f"there is no room for what the client subscribes to: its groups take {roles.characters} of "
+            f"{MAX_CHARACTERS_PER_CONNECTION} characters, those of {host} {self._shares.held(host)} of "
+            f"{MAX_CHARACTERS}, and all {self._characters}. Subscribe to fewer topics, by shorter expressions, or from "
+            f"fewer groups",
+        )
+
+    def _count(self, roles: _Roles, connection: Connection, growth: int) -> None:
+        roles.characters += growth
+        self._characters += growth
+        self._shares.add(connection.peer[0], growth)
 
     # Producers.
 
     def _add_producer(self, group: str, member: Member) -> None:
-        roles = self._roles.setdefault(member.connection, _Roles())
+        roles = self._roles.get(member.connection) or _Roles()
         if group not in roles.producer_groups:
-            if not _has_room(roles, member):
-                return
+            _check_count(roles)
+            self._check_room(_MEMBER_CHARACTERS, roles, member)
+            self._roles[member.connection] = roles
             roles.producer_groups.add(group)
+            self._count(roles, member.connection, _MEMBER_CHARACTERS)
             log.info("%s produces as group %s from %r", member.client_id, group, member.connection)
         _refresh(self._producers.setdefault(group, {}), member)
         if roles.producer_id != member.client_id:
@@ -425,197 +490,38 @@ def _compare(group: ConsumerGroup, member: Member, subscriptions: list[Subscript
     }
     if expressions == member.expressions and not group.is_divided:
         return
-    member.expressions = expressions
+    is_new, member.expressions = expressions != member.expressions, expressions
     other = next((each for each in group.members.values() if each.expressions not in ({}, expressions)), None)
-    if other is not None and not group.is_divided:
-        log.warning(
-            "group %s is divided, and messages will not reach it: %s subscribes to %s, but %s to %s. A group has one "
-            "subscription, that of the member heard last: let all its members subscribe to the same",
-            group.name, member.client_id, _in_words(expressions), other.client_id, _in_words(other.expressions),
-        )  # fmt: skip
-    elif other is None and group.is_divided:
+    if other is not None and is_new:
+        member.complaint = (
+            f"group {group.name} is divided, and messages will not reach it: {member.client_id} subscribes to "
+            f"{_in_words(expressions)}, but {other.client_id} to {_in_words(other.expressions)}. A group has one "
+            f"subscription, that of the member heard last: let all its members subscribe to the same"
+        )
+        if not group.is_divided:
+            log.warning("%s", member.complaint)
+    if other is None and group.is_divided:
         log.info("all members of group %s subscribe to the same again", group.name)
+        for each in group.members.values():
+            each.complaint = ""
     group.is_divided = other is not None
 
 
 def _in_words(expressions: Mapping[str, str]) -> str:
-    return ", ".join(f"{topic} by {expressions[topic]}" for topic in sorted(expressions)) or "nothing"
+    words = ", ".join(f"{topic} by {expressions[topic]}" for topic in sorted(expressions)) or "nothing"
+    return words if len(words) <= _MAX_WORDS else words[:_MAX_WORDS] + "…"
 
 
-def _has_room(roles: _Roles, member: Member) -> bool:
-    if len(roles.consumer_groups) + len(roles.producer_groups) < MAX_GROUPS_PER_CONNECTION:
-        return True
-    log.warning("%r is in %d groups: no more are taken", member.connection, MAX_GROUPS_PER_CONNECTION)
-    return False
-
-
-def _has_room_for(consumer: ConsumerData, size: int, roles: _Roles, member: Member) -> bool:
-    """Whether the broker remembers what the member subscribes to."""
-    topics = len(consumer.subscription_data_set)
-    others = roles.characters - roles.sizes.get(consumer.group_name, 0)
-    if topics <= MAX_TOPICS_PER_GROUP and others + size <= MAX_CHARACTERS_PER_CONNECTION:
-        return True
-    log.warning(
-        "%r subscribes to %d topics for %.255s, or by too long expressions: that is not taken",
-        member.connection, topics, consumer.group_name,
-    )  # fmt: skip
-    return False
+def _check_count(roles: _Roles) -> None:
+    if len(roles.consumer_groups) + len(roles.producer_groups) >= MAX_GROUPS_PER_CONNECTION:
+        raise RequestFailed(
+            ResponseCode.SYSTEM_ERROR,
+            f"the client is in {MAX_GROUPS_PER_CONNECTION} groups, and no more are taken from one: leave some of them",
+        )
 
 
 def _characters(consumer: ConsumerData) -> int:
-    return sum(
+    return _MEMBER_CHARACTERS + sum(
         len(each.topic) + len(each.sub_string or "") + sum(map(len, each.tags_set)) + 16 * len(each.code_set)
         for each in consumer.subscription_data_set
-    )
-
-
-CheckExpression = Callable[[str, str], str | None]
-"""Given an expression's type and text, what is wrong with it, or None."""
-
-
-def handlers(
-    clients: Clients,
-    config: BrokerConfig,
-    clock: Callable[[], int],
-    check_expression: CheckExpression | None = None,
-) -> dict[int, Handler]:
-    requests = _ClientRequests(clients, config, clock, check_expression)
-    return {
-        RequestCode.HEART_BEAT: requests.heartbeat,
-        RequestCode.UNREGISTER_CLIENT: requests.unregister,
-        RequestCode.CHECK_CLIENT_CONFIG: requests.check,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP: requests.consumer_ids,
-        RequestCode.GET_CONSUMER_CONNECTION_LIST: requests.consumer_connections,
-        RequestCode.GET_PRODUCER_CONNECTION_LIST: requests.producer_connections,
-        RequestCode.GET_ALL_PRODUCER_INFO: requests.producer_table,
-        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: requests.subscription,
-    }
-
-
-class _ClientRequests:
-    def __init__(
-        self,
-        clients: Clients,
-        config: BrokerConfig,
-        clock: Callable[[], int],
-        check_expression: CheckExpression | None,
-    ) -> None:
-        self._clients = clients
-        self._config = config
-        self._clock = clock
-        self._check_expression = check_expression
-
-    def heartbeat(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
-        beat = request_body(Heartbeat, request.body)
-        groups = len(beat.consumer_data_set) + len(beat.producer_data_set)
-        if len(beat.client_id) > MAX_CLIENT_ID_LENGTH or groups > MAX_GROUPS_PER_CONNECTION:
-            raise RequestFailed(
-                ResponseCode.SYSTEM_ERROR,
-                f"the client's id has {len(beat.client_id)} characters, and it is in {groups} groups: up to "
-                f"{MAX_CLIENT_ID_LENGTH} characters and {MAX_GROUPS_PER_CONNECTION} groups are taken",
-            )
-        if groups > _GROUPS_PER_TURN:
-            return self._long_heartbeat(request, beat, connection)
-        return _heard(request, self._clients.heartbeat(beat, connection, *_form(request), self._clock()))
-
-    async def _long_heartbeat(self, request: Frame, beat: Heartbeat, connection: Connection) -> Frame:
-        """Takes many groups in, some at a time."""
-        must_send = False
-        for at in range(0, max(len(beat.consumer_data_set), len(beat.producer_data_set)), _GROUPS_PER_TURN):
-            part = replace(
-                beat,
-                consumer_data_set=beat.consumer_data_set[at : at + _GROUPS_PER_TURN],
-                producer_data_set=beat.producer_data_set[at : at + _GROUPS_PER_TURN],
-            )
-            must_send |= self._clients.heartbeat(part, connection, *_form(request), self._clock())
-            await asyncio.sleep(0)
-        return _heard(request, must_send)
-
-    def unregister(self, request: Frame, connection: Connection) -> Frame:
-        header = decode_header(UnregisterClient, request)
-        self._clients.not_coming(header.consumer_group, header.client_id)
-        self._clients.unregister(connection, header.consumer_group, header.producer_group)
-        return request.reply()
-
-    def check(self, request: Frame, _: Connection) -> Frame:
-        subscription = request_body(CheckClient, request.body).subscription_data if request.body else None
-        if subscription is None or subscription.is_by_tag:
-            return request.reply()
-        kind = subscription.expression_type or ""
-        if not self._config.enable_property_filter or self._check_expression is None:
-            raise RequestFailed(
-                ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
-            )
-        complaint = self._check_expression(kind, subscription.sub_string or "")
-        if complaint is not None:
-            raise RequestFailed(ResponseCode.SUBSCRIPTION_PARSE_FAILED, complaint)
-        return request.reply()
-
-    def consumer_ids(self, request: Frame, _: Connection) -> Frame:
-        name = decode_header(GetConsumerListByGroup, request).consumer_group
-        group = self._clients.group(name)
-        if group is None:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
-        return request.reply(body=encode_body(ConsumerIds(consumer_id_list=self._clients.sharers(group))))
-
-    def consumer_connections(self, request: Frame, _: Connection) -> Frame:
-        name = decode_header(GetConsumerConnectionList, request).consumer_group
-        group = self._clients.group(name)
-        if group is None:
-            raise RequestFailed(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
-        body = ConsumerConnections(
-            connection_set=[_connection_of(member) for member in group.members.values()],
-            consume_from_where=group.consume_from_where,
-            consume_type=group.consume_type,
-            message_model=group.message_model,
-            subscription_table=group.subscriptions,
-        )
-        return request.reply(body=encode_body(body))
-
-    def producer_connections(self, request: Frame, _: Connection) -> Frame:
-        name = decode_header(GetProducerConnectionList, request).producer_group
-        members = self._clients.producers(name)
-        if not members:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
-        body = ProducerConnections(connection_set=[_connection_of(member) for member in members])
-        return request.reply(body=encode_body(body))
-
-    async def producer_table(self, request: Frame, _: Connection) -> Frame:
-        table = ProducerTable(data={})
-        async for group, members in steps(list(self._clients.producer_groups())):
-            table.data[group] = [_info(member) for member in members]
-        return request.reply(body=await beside(lambda: encode_body(table)))
-
-    def subscription(self, request: Frame, _: Connection) -> Frame:
-        header = decode_header(QuerySubscriptionByConsumer, request)
-        subscription = self._clients.subscription(header.group, header.topic or "")
-        answer = SubscriptionAnswer(group=header.group, subscription_data=subscription, topic=header.topic)
-        return request.reply(body=encode_body(answer))
-
-
-def _form(request: Frame) -> tuple[str, int]:
-    """The language and the version of who asks."""
-    return request.language, request.version
-
-
-def _heard(request: Frame, must_send: bool) -> Frame:
-    return request.reply(fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if must_send else "false"})
-
-
-def _info(member: Member) -> ProducerInfo:
-    return ProducerInfo(
-        client_id=member.client_id,
-        language=member.language,
-        last_update_timestamp=member.seen_ms,
-        remote_ip=f"/{member.connection!r}",
-        version=member.version,
-    )
-
-
-def _connection_of(member: Member) -> ClientConnection:
-    return ClientConnection(
-        client_addr=repr(member.connection),
-        client_id=member.client_id,
-        language=member.language,
-        version=member.version,
     )

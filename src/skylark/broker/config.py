@@ -20,6 +20,7 @@ from msgspec import Meta, field
 
 from skylark.config import properties, without_effect
 from skylark.config.apache_keys import BROKER_KEYS
+from skylark.config.hosts import Host
 from skylark.config.places import at_home
 from skylark.config.properties import ConfigError
 from skylark.net.addresses import parse_name_servers
@@ -36,7 +37,6 @@ Count = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Millis = Annotated[int, Meta(ge=1, le=_INT_MAX)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Word = Annotated[str, Meta(pattern=r"^\S+$", description="a name without blanks")]
-Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
 _NAME_SERVERS = "namesrvAddr"
 _LOG_PATH = "storePathCommitLog"
 Addresses = Annotated[

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from skylark.broker.following import UNREADABLE, is_final, message_behind, pass_over
+from skylark.broker.following import MOST_BYTES_A_TURN, UNREADABLE, is_final, message_behind, pass_over
 from skylark.broker.held import HeldTable
 from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
@@ -42,7 +42,7 @@ class Delayed:
         self._path = path
         self.table = load(path, DelayOffsetTable) or DelayOffsetTable()
         self._captured = dict(self.table.offset_table)
-        self._held: HeldTable[DelayOffsetTable] = HeldTable(store, self._write)
+        self.held: HeldTable[DelayOffsetTable] = HeldTable(store, self._write)
         for level in range(1, len(self._delays_ms) + 1):
             self._correct(level)
 
@@ -55,11 +55,7 @@ class Delayed:
         """Writes delayOffset.json if anything has changed, but never ahead of the log: after a power failure the table
         must not claim the delivery of a message that the disk does not have. Raises OSError.
         """
-        self._held.save(lambda: self._capture(now_ms))
-
-    def write_held(self) -> None:
-        """Writes what was captured, if the log has come that far. Raises OSError."""
-        self._held.write()
+        self.held.save(lambda: self._capture(now_ms))
 
     def _capture(self, now_ms: int) -> DelayOffsetTable | None:
         if self.table.offset_table == self._captured:
@@ -75,7 +71,8 @@ class Delayed:
         offset = self.table.offset_table.get(level, 0)
         queue_id = level - 1
         end = min(self._store.max_offset(SCHEDULE_TOPIC, queue_id), offset + _MOST_A_TURN)
-        while offset < end:
+        until = self._store.log_max_offset + MOST_BYTES_A_TURN
+        while offset < end and self._store.log_max_offset < until:
             entry = self._store.entry(SCHEDULE_TOPIC, queue_id, offset)
             if entry is None and self._correct(level):
                 return 0

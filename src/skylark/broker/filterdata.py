@@ -4,6 +4,9 @@ A pull of a group that filters by an expression names the version of its subscri
 members' heartbeats said last. It outlives them: when the last member goes its entry is marked dead, and comes alive
 with the next one. Entries that have been dead for a day are removed.
 
+What the entries take is bounded, and divided among the hosts of the members that brought them (`shares.py`). A new
+expression that has no room leaves the old one where it is, and pulls that need it are told why.
+
 Apache may sort messages by these expressions when they arrive, with a Bloom filter in which each entry owns some bits.
 Skylark does not, but it writes the bits, without which Apache would not take the table over.
 """
@@ -11,7 +14,6 @@ Skylark does not, but it writes the bits, without which Apache would not take th
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -19,26 +21,22 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from skylark.broker.bloom import Bloom, BloomBits
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filters import BadExpression, selector_of
+from skylark.broker.shares import Shares
 from skylark.broker.table_writer import Rendered, TableWriter
 from skylark.selectors import MAX_LENGTH, Selector, compile_selector
 from skylark.store.tables import load
 from skylark.wire.bodies import Subscription
-from skylark.wire.numbers import Int, Long
+from skylark.wire.numbers import Long
 
 log = logging.getLogger(__name__)
 
-MAX_ENTRIES: Final = 65_536
 MAX_EXPRESSION_BYTES: Final = 8 << 20
 """Of all entries, with the names that they are under; a character may take four."""
+_ENTRY_BYTES: Final = 128  # of one, besides
 _CHECKED_CHARACTERS: Final = 8_192  # of expressions, per second: to understand one takes a microsecond for each
-_MASK: Final = 2**64 - 1
-
-
-class BloomBits(msgspec.Struct, rename="camel"):
-    bit_num: Int = 0
-    bit_pos: list[Int] = []
 
 
 class FilterData(msgspec.Struct, rename="camel", kw_only=True):
@@ -60,7 +58,7 @@ class FilterData(msgspec.Struct, rename="camel", kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.expression) + len(self.topic) + len(self.consumer_group)
+        return _size_bytes(self.consumer_group, self.topic, self.expression)
 
 
 class _TopicFilters(msgspec.Struct, rename="camel"):
@@ -72,30 +70,6 @@ class _Table(msgspec.Struct, rename="camel"):
     filter_data_by_topic: dict[str, _TopicFilters] = {}
 
 
-class Bloom:
-    """Which bits belong to a name: as many as keep errors below a rate when so many names are in use."""
-
-    def __init__(self, error_percent: int, names: int) -> None:
-        rate = error_percent / 100
-        self.hashes = math.ceil(math.log(rate) / math.log(0.5))
-        bits = math.ceil(names * (math.log(1 / rate) / math.log(2)) * (math.log(math.e) / math.log(2)))
-        self.bits = -(-bits // 8) * 8
-
-    def of(self, name: str) -> BloomBits:
-        hashed = murmur3_64(name.encode())
-        low, high = hashed & 0xFFFFFFFF, hashed >> 32
-        positions = []
-        for number in range(1, self.hashes + 1):
-            combined = (low + number * high) & 0xFFFFFFFF
-            if combined & 0x80000000:
-                combined ^= 0xFFFFFFFF
-            positions.append(combined % self.bits)
-        return BloomBits(self.bits, positions)
-
-    def made(self, bits: BloomBits | None) -> bool:
-        return bits is not None and bits.bit_num == self.bits and len(bits.bit_pos) == self.hashes
-
-
 class FilterTable:
     """The expressions by group and topic."""
 
@@ -103,8 +77,9 @@ class FilterTable:
         path = config_dir / "consumerFilter.json"
         self._config = config
         self.writer = TableWriter(path, self._capture)
-        self._entries = 0
         self._size_bytes = 0
+        self._shares = Shares()
+        self._hosts: dict[tuple[str, str], str] = {}  # group and topic -> whose share the entry counts for
         self._bloom = Bloom(config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter)
         self._groups: dict[str, dict[str, FilterData]] = {}
         self._checked_ms = now_ms
@@ -128,13 +103,18 @@ class FilterTable:
         except BadExpression:
             return None
 
-    def subscribed(self, group: str, subscriptions: Iterable[Subscription], now_ms: int) -> None:
-        """Takes in what a member of the group says that the group wants."""
+    def subscribed(self, group: str, subscriptions: Iterable[Subscription], now_ms: int, host: str = "") -> None:
+        """Takes in what a member of the group, on `host`, says that the group wants."""
         topics = set()
+        refused: list[str] = []
         for subscription in subscriptions:
             topics.add(subscription.topic)
-            if not subscription.is_by_tag and subscription.sub_string:
-                self._register(group, subscription, now_ms)
+            is_expression = not subscription.is_by_tag and bool(subscription.sub_string)
+            if is_expression and not self._register(group, subscription, now_ms, host):
+                refused.append(subscription.topic)
+        if refused:
+            log.error("%d expressions of %s are not taken, first that for %s: %s",
+                      len(refused), group, refused[0], self._fullness(host))  # fmt: skip
         self._bury(group, (each for topic, each in self._groups.get(group, {}).items() if topic not in topics), now_ms)
 
     def left(self, group: str, now_ms: int) -> None:
@@ -145,11 +125,21 @@ class FilterTable:
         """Removes what has been dead for long; called every few seconds."""
         keep_ms = self._config.filter_data_clean_time_span
         for group, by_topic in list(self._groups.items()):
-            for topic, data in list(by_topic.items()):
+            for data in list(by_topic.values()):
                 if data.is_dead and now_ms - data.dead_time >= keep_ms:
-                    self._drop(by_topic, topic)
+                    self._drop(data)
             if not by_topic:
                 del self._groups[group]
+
+    def lack_of_room(self, group: str, subscription: Subscription, host: str) -> str | None:
+        """What to do about a subscription of which the table does not have the latest, if that is for lack of room."""
+        expression = subscription.sub_string or ""
+        if self._fits(group, subscription.topic, expression, host):
+            return None
+        return (
+            f"there is no room for the expression of {group} for {subscription.topic}, which has {len(expression)} "
+            f"characters: {self._fullness(host)}. Filter by shorter expressions or by tags, or from fewer groups"
+        )
 
     def save(self) -> None:
         """Writes the table if it changed since the last time. Raises OSError."""
@@ -180,24 +170,28 @@ class FilterTable:
                 if not self._bloom.made(data.bloom_filter_data):
                     data.bloom_filter_data = self._bloom.of(f"{group}#{topic}")
                 data.topic, data.consumer_group = topic, group
-                self._keep(self._groups.setdefault(group, {}), data)
+                self._keep(data)
 
-    def _keep(self, by_topic: dict[str, FilterData], data: FilterData) -> None:
-        by_topic[data.topic] = data
-        self._entries += 1
+    def _keep(self, data: FilterData) -> None:
+        self._groups.setdefault(data.consumer_group, {})[data.topic] = data
         self._size_bytes += data.size_bytes
         self._unsaved = True
 
-    def _drop(self, by_topic: dict[str, FilterData], topic: str) -> None:
-        data = by_topic.pop(topic, None)
-        if data is not None:
-            self._entries -= 1
-            self._size_bytes -= data.size_bytes
-            self._unsaved = True
+    def _own(self, data: FilterData, host: str) -> None:
+        """The entry counts for the host's share, unless it does for another's: a restart forgets whose it was."""
+        if (data.consumer_group, data.topic) not in self._hosts:
+            self._hosts[data.consumer_group, data.topic] = host
+            self._shares.add(host, data.size_bytes)
 
-    def _register(self, group: str, subscription: Subscription, now_ms: int) -> None:
-        by_topic = self._groups.get(group, {})
-        old = by_topic.get(subscription.topic)
+    def _drop(self, data: FilterData) -> None:
+        del self._groups[data.consumer_group][data.topic]
+        self._size_bytes -= data.size_bytes
+        self._shares.add(self._hosts.pop((data.consumer_group, data.topic), ""), -data.size_bytes)
+        self._unsaved = True
+
+    def _register(self, group: str, subscription: Subscription, now_ms: int, host: str) -> bool:
+        """Whether there is room for what the group wants of a topic."""
+        old = self.get(subscription.topic, group)
         version = subscription.sub_version
         is_same = old is not None and (old.expression, old.expression_type) == (
             subscription.sub_string,
@@ -210,8 +204,8 @@ class FilterTable:
             if old.is_dead and version == old.client_version:
                 old.dead_time = 0
                 self._unsaved = True
-            return
-        self._drop(by_topic, subscription.topic)  # one that can't be understood is the client's to report
+            self._own(old, host)
+            return True
         data = FilterData(
             topic=subscription.topic,
             consumer_group=group,
@@ -221,12 +215,16 @@ class FilterTable:
             client_version=version,
             bloom_filter_data=self._bloom.of(f"{group}#{subscription.topic}"),
         )
-        if not self._may_be_understood(data, now_ms):
-            return
-        if not self._has_room(data, now_ms):
-            log.error("%d expressions are known: that of %s for %s is not taken", self._entries, group, data.topic)
-            return
-        self._keep(self._groups.setdefault(group, {}), data)
+        is_kept = self._may_be_understood(data, now_ms)  # if not, that is the client's to report
+        if is_kept and not self._has_room(data, now_ms, host):
+            return False
+        old = self.get(data.topic, group)  # those that are dead may have made room
+        if old is not None:
+            self._drop(old)
+        if is_kept:
+            self._keep(data)
+            self._own(data, host)
+        return True
 
     def _may_be_understood(self, data: FilterData, now_ms: int) -> bool:
         """Whether it is worth keeping. Tells what is wrong with it, unless there are too many to look at: one that
@@ -250,19 +248,32 @@ class FilterTable:
             )  # fmt: skip
         return True
 
-    def _has_room(self, data: FilterData, now_ms: int) -> bool:
-        """Whether one more may be kept; those whose groups are gone make room, looked for at most once a second."""
-        if self._fits(data) or 0 <= now_ms - self._swept_ms < 1_000:
-            return self._fits(data)
+    def _has_room(self, data: FilterData, now_ms: int, host: str) -> bool:
+        """Whether an entry may be kept; those whose groups are gone make room, looked for at most once a second."""
+        group, topic, expression = data.consumer_group, data.topic, data.expression
+        fits = self._fits(group, topic, expression, host)
+        if fits or 0 <= now_ms - self._swept_ms < 1_000:
+            return fits
         self._swept_ms = now_ms
-        for by_topic in self._groups.values():
-            for topic in [topic for topic, each in by_topic.items() if each.is_dead]:
-                self._drop(by_topic, topic)
-        self._groups = {group: by_topic for group, by_topic in self._groups.items() if by_topic}
-        return self._fits(data)
+        for each in [each for by_topic in self._groups.values() for each in by_topic.values() if each.is_dead]:
+            self._drop(each)
+        self._groups = {name: by_topic for name, by_topic in self._groups.items() if by_topic}
+        return self._fits(group, topic, expression, host)
 
-    def _fits(self, data: FilterData) -> bool:
-        return self._entries < MAX_ENTRIES and self._size_bytes + data.size_bytes <= MAX_EXPRESSION_BYTES
+    def _fits(self, group: str, topic: str, expression: str, host: str) -> bool:
+        """Whether there is room for an entry in the place of the one that is there."""
+        old = self.get(topic, group)
+        old_bytes = 0 if old is None else old.size_bytes
+        own_bytes = old_bytes if self._hosts.get((group, topic), "") == host else 0
+        size_bytes = _size_bytes(group, topic, expression)
+        left_bytes = MAX_EXPRESSION_BYTES - self._size_bytes + old_bytes - size_bytes
+        return self._shares.has_room(host, size_bytes - own_bytes, left_bytes)
+
+    def _fullness(self, host: str) -> str:
+        return (
+            f"expressions of the clients of {host} take {self._shares.held(host)} of {MAX_EXPRESSION_BYTES} bytes, and "
+            f"all {self._size_bytes}"
+        )
 
     def _bury(self, group: str, entries: Iterable[FilterData], now_ms: int) -> None:
         for data in entries:
@@ -272,45 +283,9 @@ class FilterTable:
                 self._unsaved = True
 
 
+def _size_bytes(group: str, topic: str, expression: str) -> int:
+    return _ENTRY_BYTES + len(group) + len(topic) + len(expression)
+
+
 def _compiled(data: FilterData) -> Selector:
     return selector_of(Subscription(topic=data.topic, sub_string=data.expression, expression_type=data.expression_type))
-
-
-def murmur3_64(data: bytes) -> int:
-    """The first half of MurmurHash3 x64 128 with seed 0.
-
-    >>> hex(murmur3_64(b"group#topic"))
-    '0xa546c40b70da5124'
-    """
-    first = second = 0
-    whole = len(data) & ~15
-    for at in range(0, whole, 16):
-        first ^= _mix_first(int.from_bytes(data[at : at + 8], "little"))
-        first = (_rotate(first, 27) + second) * 5 + 0x52DCE729 & _MASK
-        second ^= _mix_second(int.from_bytes(data[at + 8 : at + 16], "little"))
-        second = (_rotate(second, 31) + first) * 5 + 0x38495AB5 & _MASK
-    second ^= _mix_second(int.from_bytes(data[whole + 8 :], "little"))
-    first ^= _mix_first(int.from_bytes(data[whole : whole + 8], "little"))
-    first ^= len(data)
-    second ^= len(data)
-    first = first + second & _MASK
-    second = first + second & _MASK
-    return _finish(first) + _finish(second) & _MASK
-
-
-def _rotate(number: int, count: int) -> int:
-    return (number << count | number >> 64 - count) & _MASK
-
-
-def _mix_first(number: int) -> int:
-    return _rotate(number * 0x87C37B91114253D5 & _MASK, 31) * 0x4CF5AD432745937F & _MASK
-
-
-def _mix_second(number: int) -> int:
-    return _rotate(number * 0x4CF5AD432745937F & _MASK, 33) * 0x87C37B91114253D5 & _MASK
-
-
-def _finish(number: int) -> int:
-    number = (number ^ number >> 33) * 0xFF51AFD7ED558CCD & _MASK
-    number = (number ^ number >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
-    return number ^ number >> 33

@@ -40,22 +40,25 @@ class BadExpression(Exception):
 class Filter:
     """What a read asks of a queue's messages; None asks nothing."""
 
-    __slots__ = ("accepts", "wants")
+    __slots__ = ("accepts", "text", "wants")
 
-    def __init__(self, wants: TagCodes | None = None, accepts: RecordFilter | None = None) -> None:
+    def __init__(self, wants: TagCodes | None = None, accepts: RecordFilter | None = None, text: str = "") -> None:
         self.wants = wants  # by the tag code of the queue entry
         self.accepts = accepts  # by the record in the log
+        self.text = text  # the expression that `accepts` keeps compiled, if it keeps one
 
 
-_requested: Final[TextCache[tuple[str, str | None, str | None], tuple[Subscription, Filter]]] = TextCache(
-    _CACHED_CHARACTERS
-)
+_requested: Final[TextCache[tuple[str | None, str | None], Filter]] = TextCache(_CACHED_CHARACTERS)
 _sql_filters: Final[TextCache[str, Filter]] = TextCache(_CACHED_CHARACTERS)
+
+
+def is_by_tag(expression_type: str | None) -> bool:
+    return expression_type in (None, "", TAG)
 
 
 def parse_subscription(topic: str, expression: str | None, expression_type: str | None) -> Subscription:
     """`a || b`, `*` or nothing (everything), as a subscription."""
-    if expression_type not in (None, "", TAG):
+    if not is_by_tag(expression_type):
         if not expression:
             raise BadExpression(f"a filter by {expression_type} needs an expression")
         return Subscription(topic=topic, sub_string=expression, expression_type=expression_type)
@@ -65,14 +68,13 @@ def parse_subscription(topic: str, expression: str | None, expression_type: str 
     return Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=[java_hash(tag) for tag in tags])
 
 
-def requested_filter(topic: str, expression: str | None, expression_type: str | None) -> tuple[Subscription, Filter]:
+def requested_filter(expression: str | None, expression_type: str | None) -> Filter:
     """What a request brings itself, which it does again and again. Raises BadExpression."""
-    key = (topic, expression, expression_type)
+    key = (expression, expression_type)
     known = _requested.get(key)
     if known is None:
-        subscription = parse_subscription(topic, expression, expression_type)
-        known = subscription, message_filter(subscription)
-        _requested.put(key, len(topic) + len(expression or "") + len(expression_type or ""), known)
+        known = message_filter(parse_subscription("", expression, expression_type))
+        _requested.put(key, len(expression or "") + len(expression_type or ""), known)
     return known
 
 
@@ -110,12 +112,12 @@ def _sql_filter(selector: Selector) -> Filter:
     """The same for the same expression, so that it is evaluated once for all who wait by it."""
     known = _sql_filters.get(selector.text)
     if known is None:
-        known = _record_filter(selector.root.matches)
+        known = _record_filter(selector.root.matches, selector.text)
         _sql_filters.put(selector.text, len(selector.text), known)
     return known
 
 
-def _record_filter(matches: Callable[[bytes, i64], bool]) -> Filter:
+def _record_filter(matches: Callable[[bytes, i64], bool], text: str = "") -> Filter:
     """A filter by a record's properties, which begin at a position of it."""
 
     def accepts(record: bytes) -> bool:
@@ -125,7 +127,7 @@ def _record_filter(matches: Callable[[bytes, i64], bool]) -> Filter:
             return True  # damaged: the consumer finds out, as it does without a filter, and nothing is passed over
         return matches(record, start)
 
-    return Filter(accepts=accepts)
+    return Filter(accepts=accepts, text=text)
 
 
 def retry_filter(wanted: SelectorOf) -> Filter:

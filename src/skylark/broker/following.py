@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 UNREADABLE: Final = (ValueError, LookupError, ArithmeticError, TypeError, struct.error)
 """What handling a record with something odd in it may raise, beside what is foreseen."""
 
+MOST_BYTES_A_TURN: Final = 1 << 20
+"""A turn of a follower that has copied so much ends with that message: large ones hold up the broker as many do."""
+
 _FINAL: Final = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR)
 
 

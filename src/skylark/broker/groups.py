@@ -3,6 +3,9 @@
 A group comes into being when somebody first asks for it, if the broker may create groups by itself: then it is there at
 once and on disk soon after. One that an operator asks for is there once it is on disk. What is forbidden to a group of
 a topic is a set of bits; the one for reading is the only one that anybody sets.
+
+Groups that clients create stay when those are gone. How many that may be is divided among the clients' hosts
+(`shares.py`), until the broker is started again.
 """
 
 from __future__ import annotations
@@ -11,17 +14,19 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from skylark.broker.attributes import GROUP_ATTRIBUTES, BadAttribute, alter
 from skylark.broker.config import BrokerConfig
+from skylark.broker.entry_room import EntryRoom
 from skylark.broker.offsets import SYSTEM_GROUP_PREFIX, Offsets
-from skylark.broker.request_bodies import request_body
+from skylark.broker.shares import Shares
 from skylark.broker.table_writer import EntryTable, not_written
 from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.request_bodies import request_body
 from skylark.store.tables import SubscriptionGroupTable, load
 from skylark.wire.bodies import GroupConfigs, GroupForbidden, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -41,7 +46,12 @@ log = logging.getLogger(__name__)
 MAX_AUTO_CREATED_GROUPS: Final = 20_000
 """A group takes 3 KB with its retry topic."""
 MAX_GROUPS: Final = 5 * MAX_AUTO_CREATED_GROUPS
+MAX_SIZE_BYTES: Final = 8 << 20
+"""Of what groups take beyond their own, with delays of retries and subscriptions that an operator gives them."""
 MAX_FORBIDDEN: Final = 65_536
+_OWN_BYTES: Final = 1_024
+_DELAY_BYTES: Final = 40
+_SUBSCRIPTION_BYTES: Final = 256
 _BUILTIN_GROUPS: Final = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
@@ -64,6 +74,13 @@ def validate_group(name: str) -> str | None:
     return None
 
 
+class Asker(Protocol):
+    """Whose request it is: a connection, or what a test has in its place."""
+
+    @property
+    def peer(self) -> tuple[str, int]: ...
+
+
 class Groups:
     """The table of consumer groups."""
 
@@ -79,6 +96,11 @@ class Groups:
         self._forbidden_pairs = sum(map(len, self._forbidden.values()))
         self.data_version = stored.data_version
         self.table = EntryTable(path, "group", self._groups, stored.data_version, clock, self._rendered)
+        self._room = EntryRoom(_OWN_BYTES, MAX_SIZE_BYTES)
+        for group in self._groups.values():
+            self._room.keep(group.group_name, _size_bytes(group))
+        self._creators: dict[str, str] = {}  # group -> host
+        self._shares = Shares()
 
     def __contains__(self, name: object) -> bool:
         return name in self._groups
@@ -86,11 +108,20 @@ class Groups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def get(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group, created if it is not there and may be; else None."""
+    def get(self, name: str, client: Asker | None = None) -> SubscriptionGroupConfig | None:
+        """The group, created if it is not there and may be; else None. Raises RequestFailed if there is no room for a
+        group that `client` asks for.
+        """
         group = self._groups.get(name)
         if group is None and self._may_create(name):
+            host = "" if client is None else client.peer[0]
+            if not self._shares.has_room(host, 1, MAX_AUTO_CREATED_GROUPS - len(self.table) - 1):
+                if client is None:
+                    return None
+                raise self._no_room(name, host)
             group = SubscriptionGroupConfig(group_name=name)
+            self._creators[name] = host
+            self._shares.add(host, 1)
             self.put(group)
         return group
 
@@ -103,9 +134,11 @@ class Groups:
 
     async def create(self, *groups: SubscriptionGroupConfig) -> None:
         """Adds or replaces groups as one change, once it is on disk. Raises RequestFailed: then nothing has changed."""
+        before = self._room.take({group.group_name: _size_bytes(group) for group in groups})
         try:
             await self.table.create({group.group_name: group for group in groups})
         except Exception as e:
+            self._room.give_back(before)
             what = groups[0].group_name if len(groups) == 1 else f"{len(groups)} groups"
             raise not_written(f"{what} can't be created or changed", e) from e
 
@@ -114,6 +147,8 @@ class Groups:
         if forbidden is not None:
             self._forbidden_pairs -= len(forbidden)
             self.table.changed()
+        self._shares.add(self._creators.pop(name, ""), -1)
+        self._room.remove(name)
         return self.table.delete(name)
 
     def is_forbidden(self, group: str, topic: str) -> bool:
@@ -159,7 +194,15 @@ class Groups:
     def _may_create(self, name: str) -> bool:
         if not (self._config.auto_create_subscription_group or name.startswith(SYSTEM_GROUP_PREFIX)):
             return False
-        return validate_group(name) is None and len(self.table) < MAX_AUTO_CREATED_GROUPS
+        return validate_group(name) is None
+
+    def _no_room(self, name: str, host: str) -> RequestFailed:
+        return RequestFailed(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{name}] is not created: clients of {host} have created {self._shares.held(host)} "
+            f"groups, there are {len(self.table)}, and from {MAX_AUTO_CREATED_GROUPS} on clients create none. Delete "
+            f"groups that nobody uses, or create this one as an operator does (updateSubGroup)",
+        )
 
     def forbidden(self) -> dict[str, dict[str, int]]:
         """A copy of all that is forbidden: group -> topic -> bits."""
@@ -176,6 +219,19 @@ class WrittenGroups(msgspec.Struct, rename="camel"):
     data_version: DataVersion
     forbidden_table: dict[str, dict[str, int]]
     subscription_group_table: EncodedMap
+
+
+def _size_bytes(group: SubscriptionGroupConfig) -> int:
+    """What of a group can be of any size, as estimated."""
+    policy = group.group_retry_policy.customized_retry_policy
+    return (
+        (len(policy.next) * _DELAY_BYTES if policy is not None else 0)
+        + sum(len(key) + len(value) for key, value in group.attributes.items())
+        + sum(
+            _SUBSCRIPTION_BYTES + len(each.topic) + len(each.expression or "") + len(each.expression_type or "")
+            for each in group.subscription_data_set or ()
+        )
+    )
 
 
 def _limited(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
@@ -234,8 +290,8 @@ class _GroupRequests:
         body = await beside(lambda: encode_body(WrittenGroups(version, forbidden, encoded(table))))
         return request.reply(fields=fields, body=body)
 
-    def get(self, request: Frame, _: Connection) -> Frame:
-        group = self._groups.get(decode_header(GetSubscriptionGroupConfig, request).group)
+    def get(self, request: Frame, connection: Connection) -> Frame:
+        group = self._groups.get(decode_header(GetSubscriptionGroupConfig, request).group, connection)
         if group is None:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return request.reply(body=encode_body(group))
@@ -244,8 +300,7 @@ class _GroupRequests:
         header = decode_header(DeleteSubscriptionGroup, request)
         log.info("%r deletes group %s", connection, header.group_name)
         self._groups.delete(header.group_name)
-        if header.clean_offset:
-            self._offsets.remove_group(header.group_name)
+        self._offsets.group_deleted(header.group_name, with_offsets=header.clean_offset)
         await self._written(f"{header.group_name} is deleted, but comes back with the next start")
         return request.reply()
 

@@ -289,7 +289,7 @@ class Halves:
                 yield found
 
     def _is_in_its_queue(self, message: StoredMessage) -> bool:
-        """After a power cut the index may lead to what is not whole, and was passed over when the store was opened."""
+        """The index may lead to what a power cut left, and what was passed over when the store was opened."""
         entry = self._store.entry(message.topic, message.queue_id, message.queue_offset)
         return entry is not None and entry.log_offset == message.log_offset
 

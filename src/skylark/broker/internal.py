@@ -27,6 +27,8 @@ PROPERTY_REVIVED: Final = "__REVIVED"
 
 PROPERTY_LOG_END: Final = "__LOG_END"
 """Where the log ended when a check point's messages were popped: they lie below."""
+PROPERTY_EXTENDED: Final = "__EXTENDED"
+"""A check point gives more time to a message that was popped before: its group's offset has nothing to do with it."""
 
 INTERNAL_TOPICS: Final = FORBIDDEN_SEND_TOPICS | {TIMER_TOPIC}
 INTERNAL_PROPERTIES: Final = frozenset((PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID, PROPERTY_POP_CK, PROPERTY_REVIVED))

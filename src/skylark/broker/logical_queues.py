@@ -18,7 +18,8 @@ import msgspec
 
 from skylark.broker.neighbours import Neighbours
 from skylark.broker.static_topics import StaticTopics
-from skylark.net.connection import Connection, Handler, RequestFailed, Suspended
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.suspended import Suspended
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.mapping import END, MappingDetail, MappingItem, item_after, item_at

@@ -5,6 +5,9 @@ passed; then the queue is popped again from the first message that was not ackno
 that message, so that what comes back is simply read again; nothing is copied to a retry topic.
 
 The table is written every few seconds; between two writes, `checkpoints.py` notes each change in the log.
+
+How many queues it has is bounded, and divided among the hosts that pop (`shares.py`): a queue stays for a day, or for
+as long as its messages are in somebody's hands. A queue that is in the table can always be popped again.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skylark.broker.groups import Groups
+from skylark.broker.shares import Shares
 from skylark.broker.topics import Topics
 from skylark.store.tables import load, save
 from skylark.wire.numbers import Int, Long
@@ -28,10 +32,16 @@ log = logging.getLogger(__name__)
 MAX_COMMIT_BITS: Final = 64
 _MOST_AHEAD_MS: Final = 5_000
 _FORGET_AFTER_MS: Final = 24 * 3_600_000
+_MOST_A_CLEANING: Final = 4_096
+MAX_INFOS: Final = 262_144
+"""Each takes less than half a KB."""
 
 
 class OrderInfo(msgspec.Struct, kw_only=True):
-    """One pop of one queue. `offsets`: the first one, and the distances of the others from it, as Apache keeps them."""
+    """One pop of one queue. `offsets`: the first one, and the distances of the others from it, as Apache keeps them.
+
+    It is not changed but replaced: a copy of the table, which a thread writes, has the same infos.
+    """
 
     attempt_id: str | None = msgspec.field(name="a", default=None)
     committed: Long = msgspec.field(name="cm", default=0)
@@ -41,10 +51,6 @@ class OrderInfo(msgspec.Struct, kw_only=True):
     consumed_counts: dict[Long, Int] | None = msgspec.field(name="oc", default=None)
     visible_at: dict[Long, Long] | None = msgspec.field(name="ot", default=None)
     pop_time_ms: Long = msgspec.field(name="popTime", default=0)
-
-    def copy(self) -> OrderInfo:
-        """With a map of its own of what `Orders.extended` changes."""
-        return replace(self, visible_at=None if self.visible_at is None else dict(self.visible_at))
 
     @property
     def queue_offsets(self) -> list[int]:
@@ -60,14 +66,14 @@ class OrderInfo(msgspec.Struct, kw_only=True):
         ]
         return max(times, default=0)
 
-    def count_from(self, now_ms: int) -> None:
+    def counted_from(self, now_ms: int) -> OrderInfo:
         """A pop that is yet to come was made by a clock that was ahead: its messages' time begins now instead."""
         free_at_ms = now_ms + (self.invisible_ms or 0)
-        times = self.visible_at or {}
+        times = dict(self.visible_at or {})
         for offset in self.queue_offsets:
             if times.get(offset, self.pop_time_ms + (self.invisible_ms or 0)) > free_at_ms + _MOST_AHEAD_MS:
                 times[offset] = free_at_ms
-        self.visible_at = times
+        return replace(self, visible_at=times)
 
     def next_offset(self) -> int:
         """The first message that is not acknowledged, else the one behind the last."""
@@ -100,29 +106,62 @@ class Orders:
         # Without it, what was popped in order may be popped again: that is all.
         stored = load(self._path, WrittenOrders, expendable=True) or WrittenOrders()
         self._infos: dict[tuple[str, str], dict[int, OrderInfo]] = {}
+        self._count = 0
+        self._shares = Shares()
+        self._hosts: dict[tuple[str, str], str] = {}  # whose share the queues of a topic and a group count for
         for name, infos in stored.table.items():
             topic, is_pair, group = name.partition("@")
             if is_pair:
                 self._infos[topic, group] = infos
+                self._count += len(infos)
         self._unsaved = False
+        self._to_clean: list[tuple[str, str]] = []
 
     def get(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
         return self._infos.get((topic, group), {}).get(queue_id)
 
-    def put(self, topic: str, group: str, queue_id: int, info: OrderInfo | None) -> None:
-        """What recovery found in the log, or None to unblock the queue."""
+    def has_room(self, topic: str, group: str, queue_id: int, host: str) -> bool:
+        """Whether a client on `host` may pop the queue for the group."""
+        if self.get(topic, group, queue_id) is not None:
+            return True
+        return self._shares.has_room(self._hosts.get((topic, group), host), 1, MAX_INFOS - self._count - 1)
+
+    def fullness(self, host: str) -> str:
+        return f"those of {host} hold {self._shares.held(host)} of {MAX_INFOS} queues, all {self._count}"
+
+    def put(self, topic: str, group: str, queue_id: int, info: OrderInfo | None, host: str = "") -> None:
+        """What recovery found in the log or a client on `host` popped, or None to unblock the queue."""
         self._unsaved = True
-        if info is not None:
-            self._infos.setdefault((topic, group), {})[queue_id] = info
-        else:
-            self._infos.get((topic, group), {}).pop(queue_id, None)
+        key = topic, group
+        infos = self._infos.get(key)
+        if info is None:
+            if infos is not None and infos.pop(queue_id, None) is not None:
+                self._add(key, -1)
+            return
+        if infos is None:
+            infos = self._infos[key] = {}
+            self._hosts[key] = host
+        if queue_id not in infos:
+            self._add(key, 1)
+        infos[queue_id] = info
+
+    def _add(self, key: tuple[str, str], more: int) -> None:
+        self._count += more
+        self._shares.add(self._hosts.get(key, ""), more)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        self._add(key, -len(self._infos.pop(key)))
+        self._hosts.pop(key, None)
+        self._unsaved = True
 
     def blocked_until_ms(self, topic: str, group: str, queue_id: int, attempt_id: str | None, now_ms: int) -> int:
         """When the queue can be popped again; 0 if that is now. The attempt that took the messages may be repeated."""
         info = self.get(topic, group, queue_id)
         if info is None or not info.offsets or (info.attempt_id is not None and info.attempt_id == attempt_id):
             return 0
-        self._correct(info, now_ms)
+        if info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
+            info = info.counted_from(now_ms)
+            self.put(topic, group, queue_id, info)
         free_at_ms = info.free_at_ms()
         return free_at_ms if now_ms < free_at_ms else 0
 
@@ -163,8 +202,8 @@ class Orders:
         offsets = info.queue_offsets
         if offset not in offsets:
             return -1
-        info.committed |= 1 << offsets.index(offset)
-        self._unsaved = True
+        info = replace(info, committed=info.committed | 1 << offsets.index(offset))
+        self.put(topic, group, queue_id, info)
         return info.next_offset()
 
     def extended(
@@ -174,12 +213,10 @@ class Orders:
         info = self.get(topic, group, queue_id)
         if info is None or info.pop_time_ms != pop_time_ms:
             return False
-        if info.visible_at is None:
-            info.visible_at = {}
         # Bounded: only messages that the pop handed out are noted.
         if offset in info.queue_offsets:
-            info.visible_at[offset] = visible_at_ms
-        self._unsaved = True
+            times = (info.visible_at or {}) | {offset: visible_at_ms}
+            self.put(topic, group, queue_id, replace(info, visible_at=times))
         return True
 
     def topics(self) -> set[str]:
@@ -188,38 +225,35 @@ class Orders:
     def remove_topic(self, name: str) -> None:
         """Forgets a deleted topic: one that is made under its name has other messages at the same offsets."""
         for key in [key for key in self._infos if key[0] == name]:
-            del self._infos[key]
-            self._unsaved = True
+            self._forget(key)
 
     def clean(self, topics: Topics, groups: Groups, now_ms: int) -> None:
-        """Forgets topics, groups and queues that are gone, and what nobody popped for a day."""
-        for (topic, group), infos in list(self._infos.items()):
-            config = topics.get(topic)
+        """Forgets topics, groups and queues that are gone, what nobody popped for a day and, when there are many, those
+        of which all is acknowledged. Looks at a part each time: it is called often, and there may be many.
+        """
+        looked_at = 0
+        self._to_clean = self._to_clean or list(self._infos)
+        while self._to_clean and looked_at < _MOST_A_CLEANING:
+            topic, group = self._to_clean.pop()
+            infos = self._infos.get((topic, group), {})
+            looked_at += len(infos)
+            config = topics.get(topic) if group in groups else None
             for queue_id, info in list(infos.items()):
                 is_old = now_ms - info.last_consume_ms > _FORGET_AFTER_MS
-                if config is None or group not in groups or queue_id >= config.read_queue_nums or is_old:
-                    del infos[queue_id]
-                    self._unsaved = True
-                else:
-                    self._correct(info, now_ms)
-            if not infos:
-                del self._infos[topic, group]
-                self._unsaved = True
-
-    def _correct(self, info: OrderInfo, now_ms: int) -> None:
-        if info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
-            info.count_from(now_ms)
-            self._unsaved = True
+                is_settled = self._count > MAX_INFOS // 4 and not info.free_at_ms()
+                if config is None or queue_id >= config.read_queue_nums or is_old or is_settled:
+                    self.put(topic, group, queue_id, None)
+                elif info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
+                    self.put(topic, group, queue_id, info.counted_from(now_ms))
+            if not infos and (topic, group) in self._infos:
+                self._forget((topic, group))
 
     def capture(self) -> WrittenOrders | None:
         """A copy of the table, to be written soon; None if it did not change since the last one."""
         if not self._unsaved:
             return None
         self._unsaved = False
-        table = {
-            f"{topic}@{group}": {queue_id: info.copy() for queue_id, info in infos.items()}
-            for (topic, group), infos in self._infos.items()
-        }
+        table = {f"{topic}@{group}": infos.copy() for (topic, group), infos in self._infos.items()}
         return WrittenOrders(len(table), table=table)
 
     def write(self, table: WrittenOrders) -> None:

@@ -7,10 +7,12 @@ waits for it.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
 
 from skylark.broker.access import Access
-from skylark.broker.arrivals import TagCodes, Waiter
+from skylark.broker.arrivals import TagCodes, too_late
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.orders import Orders
@@ -18,7 +20,9 @@ from skylark.broker.polling import PopWaiters
 from skylark.broker.pop import pop_filter
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
-from skylark.net.connection import Connection, Handler, Suspended
+from skylark.broker.walks import Place, Walk
+from skylark.net.connection import Connection, Handler
+from skylark.net.suspended import Suspended
 from skylark.store import ReadStatus, Store
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import MAX_RECORDS_BYTES, Frame
@@ -37,6 +41,20 @@ from skylark.wire.typed import decode_header, encode_header
 _FILTERED_AT_MOST = 64
 _TOO_SHORT_TO_WAIT_MS = 50
 _GONE = frozenset((ReadStatus.OFFSET_TOO_SMALL, ReadStatus.OFFSET_OVERFLOW_BADLY))
+
+
+class _Question(msgspec.Struct):
+    """A request to be told of a message, which passed the checks."""
+
+    request: Frame
+    header: Notification
+    topic: TopicConfig
+    wants: TagCodes | None
+    expires_ms: int
+    host: str
+
+    def told(self, *, has_message: bool, is_full: bool = False) -> Frame:
+        return self.request.reply(fields=encode_header(NotificationResponse(has_message, is_full)))
 
 
 class Peeks:
@@ -78,15 +96,17 @@ class Peeks:
         count = self._pop_waiters.count(header.topic, header.consumer_group, header.queue_id)
         return request.reply(fields=encode_header(PollingInfoResponse(count)))
 
-    def peek(self, request: Frame, connection: Connection) -> Frame:
+    def peek(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame | None]:
         header = decode_header(PeekMessage, request)
         topic = self._check(header, connection)
+        return self._peek_on(request, header, Walk(self._places(header, topic), connection.peer[0]), 0)
+
+    def _peek_on(self, request: Frame, header: PeekMessage, walk: Walk, rest: int) -> Frame | Awaitable[Frame | None]:
+        """`rest` counts what is in the queues so far."""
         group = header.consumer_group
-        places = [*self._places(header, topic), *self._retry_places(header)]
         records: list[bytes] = []
         room_bytes = MAX_RECORDS_BYTES
-        rest = 0
-        for name, queue_id in places:
+        for name, queue_id in walk.turn():
             offset = self._start(name, group, queue_id)
             rest += self._store.max_offset(name, queue_id) - offset
             room = header.max_msg_nums - len(records)
@@ -98,6 +118,8 @@ class Peeks:
             if not records or result.size_bytes <= room_bytes:  # a read gives one message, however large it is
                 records += result.records
                 room_bytes -= result.size_bytes
+        if not records and not walk.is_over:
+            return Suspended(walk.next_turn(), lambda: self._peek_on(request, header, walk, rest))
         fields = encode_header(PopMessageResponse(0, 0, 0, rest))
         if not records:
             return request.reply(ResponseCode.PULL_NOT_FOUND, ReadStatus.NO_MESSAGE_IN_QUEUE.name, fields)
@@ -110,65 +132,67 @@ class Peeks:
         topic = self._check(header, connection)
         wants = pop_filter(header.topic, header.exp, header.exp_type).wants if header.exp_type else None
         expires_ms = (header.born_time or self._clock()) + header.poll_time
-        return self._tell_or_wait(request, header, topic, wants, expires_ms)
+        return self._tell_or_wait(_Question(request, header, topic, wants, expires_ms, connection.peer[0]))
 
-    def _tell_or_wait(
-        self, request: Frame, header: Notification, topic: TopicConfig, wants: TagCodes | None, expires_ms: int
-    ) -> Frame | Awaitable[Frame | None]:
-        now_ms = self._clock()
-        if self._has_message(header, topic, wants, now_ms):
-            return _told(request, has_message=True)
-        waiter = self._suspend(header, wants, expires_ms, now_ms)
-        if not isinstance(waiter, Waiter):
-            return _told(request, has_message=False, is_full=waiter)
-        return Suspended(
-            waiter.arrived,
-            lambda: self._tell_or_wait(request, header, topic, wants, expires_ms),
-            lambda: self._waiters.wake(header.topic, header.consumer_group, header.queue_id),
-        )
+    def _tell_or_wait(self, asked: _Question) -> Frame | Awaitable[Frame | None]:
+        return self._walk_on(asked, Walk(self._places(asked.header, asked.topic), asked.host))
 
-    def _suspend(self, header: Notification, wants: TagCodes | None, expires_ms: int, now_ms: int) -> Waiter | bool:
-        """Registers for the next arrival; else whether that is because too many wait."""
-        left_ms = expires_ms - now_ms
-        if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS or self._waiters.closed:
+    def _walk_on(self, asked: _Question, walk: Walk) -> Frame | Awaitable[Frame | None]:
+        if self._waiters.closed:
+            raise too_late()
+        header, now_ms = asked.header, self._clock()
+        place = (header.topic, header.consumer_group, header.queue_id)
+        if any(self._has_message(asked, name, queue_id, now_ms) for name, queue_id in walk.turn()):
+            walk.end()
+            return asked.told(has_message=True)
+        if not walk.is_over:
+            if header.poll_time > 0 and not walk.watch(self._waiters, *place, asked.wants):
+                return asked.told(has_message=False, is_full=True)
+            return Suspended(walk.next_turn(), lambda: self._walk_on(asked, walk))
+        if walk.end() and now_ms < asked.expires_ms:
+            return Suspended(walk.next_turn(), lambda: self._tell_or_wait(asked))
+        left_ms = asked.expires_ms - now_ms
+        if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS:
+            return asked.told(has_message=False)
+        waiter = self._waiters.wait(*place, asked.wants, left_ms / 1000)
+        if waiter is None:
+            return asked.told(has_message=False, is_full=True)
+        return Suspended(waiter.arrived, lambda: self._tell_or_wait(asked), lambda: self._waiters.wake(*place))
+
+    def _has_message(self, asked: _Question, name: str, queue_id: int, now_ms: int) -> bool:
+        header, wants = asked.header, asked.wants
+        if header.order and self._orders.blocked_until_ms(
+            header.topic, header.consumer_group, queue_id, header.attempt_id, now_ms
+        ):
             return False
-        waiter = self._waiters.wait(header.topic, header.consumer_group, header.queue_id, wants, left_ms / 1000)
-        return True if waiter is None else waiter
-
-    def _has_message(self, header: Notification, topic: TopicConfig, wants: TagCodes | None, now_ms: int) -> bool:
-        for name, queue_id in [*self._places(header, topic), *self._retry_places(header)]:
-            if header.order and self._orders.blocked_until_ms(
-                header.topic, header.consumer_group, queue_id, header.attempt_id, now_ms
-            ):
-                continue
-            offset = self._start(name, header.consumer_group, queue_id)
-            rest = self._store.max_offset(name, queue_id) - offset
-            if rest <= 0:
-                continue
-            if wants is None or name != header.topic or rest >= _FILTERED_AT_MOST:
-                return True
-            if any(
-                (entry := self._store.entry(name, queue_id, offset + step)) is not None and entry.tag_code in wants
-                for step in range(rest)
-            ):
-                return True
-        return False
+        offset = self._start(name, header.consumer_group, queue_id)
+        rest = self._store.max_offset(name, queue_id) - offset
+        if rest <= 0:
+            return False
+        if wants is None or name != header.topic or rest >= _FILTERED_AT_MOST:
+            return True
+        return any(
+            (entry := self._store.entry(name, queue_id, offset + step)) is not None and entry.tag_code in wants
+            for step in range(rest)
+        )
 
     # Where to look.
 
-    def _places(self, header: PeekMessage | Notification, topic: TopicConfig) -> list[tuple[str, int]]:
+    def _places(self, header: PeekMessage | Notification, topic: TopicConfig) -> Iterator[Place]:
+        """The topic's queues, from any one on, and those of the group's retry topics."""
         if header.queue_id >= 0:
-            return [(header.topic, header.queue_id)]
-        first = random.randrange(topic.read_queue_nums) if topic.read_queue_nums > 0 else 0
-        return [(header.topic, (first + step) % topic.read_queue_nums) for step in range(topic.read_queue_nums)]
-
-    def _retry_places(self, header: PeekMessage | Notification) -> list[tuple[str, int]]:
+            yield header.topic, header.queue_id
+        else:
+            first = random.randrange(topic.read_queue_nums) if topic.read_queue_nums > 0 else 0
+            for step in range(topic.read_queue_nums):
+                yield header.topic, (first + step) % topic.read_queue_nums
         versions = [self._config.enable_retry_topic_v2]
         if self._config.enable_retry_topic_v2 and self._config.retrieve_message_from_pop_retry_topic_v1:
             versions.append(False)
-        names = [pop_retry_topic(header.topic, header.consumer_group, v2=is_v2) for is_v2 in versions]
-        topics = [topic for name in names if (topic := self._topics.get(name)) is not None]
-        return [(topic.topic_name, queue_id) for topic in topics for queue_id in range(topic.read_queue_nums)]
+        for is_v2 in versions:
+            retries = self._topics.get(pop_retry_topic(header.topic, header.consumer_group, v2=is_v2))
+            if retries is not None:
+                yield from ((retries.topic_name, queue_id) for queue_id in range(retries.read_queue_nums))
 
     def _start(self, topic: str, group: str, queue_id: int) -> int:
         offset = self._offsets.query(group, topic, queue_id)
@@ -177,9 +201,5 @@ class Peeks:
     def _check(self, header: PeekMessage | Notification | PollingInfo, connection: Connection) -> TopicConfig:
         self._access.check_broker("peeking")
         topic = self._access.readable_topic(header.topic, header.queue_id, connection)
-        self._access.group(header.consumer_group)
+        self._access.group(header.consumer_group, connection)
         return topic
-
-
-def _told(request: Frame, *, has_message: bool, is_full: bool = False) -> Frame:
-    return request.reply(fields=encode_header(NotificationResponse(has_message, is_full)))

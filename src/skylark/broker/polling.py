@@ -8,9 +8,9 @@ and waits again if somebody else was quicker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from skylark.broker.arrivals import TagCodes, Waiter
+from skylark.broker.arrivals import TagCodes, Waiter, wake_in_turns
 from skylark.broker.config import BrokerConfig
 from skylark.wire.pop import pop_retry_topic
 
@@ -55,12 +55,42 @@ class PopWaiters:
             return
         # Now and then also for a message that nobody wants, so that the groups' offsets don't stay behind.
         interval = self._config.pop_long_polling_force_notify_interval
-        for number, tag_code in enumerate(tag_codes, queue_offset):
-            is_forced = interval > 0 and number % interval == 0
-            for topic, group in tuple(pairs):
-                code = None if is_forced or name != topic else tag_code
-                for waits_for in (ANY_QUEUE, queue_id):
-                    self.wake(topic, group, waits_for, code)
+        forced = 0
+        if interval > 0:
+            forced = (queue_offset + len(tag_codes) - 1) // interval - (queue_offset - 1) // interval
+        codes = frozenset(tag_codes)
+        told = self._told(tuple(pairs), name, queue_id, codes, len(tag_codes), forced)
+        wake_in_turns(told)
+
+    def _told(
+        self, pairs: Sequence[tuple[str, str]], name: str, queue_id: int, codes: TagCodes, count: int, forced: int
+    ) -> Iterator[Waiter]:
+        """Whom `count` messages with these tag codes wake, of which some wake somebody whatever he wants.
+
+        Each waiter is looked at once, however many messages there are: a long batch meets many waiters.
+        """
+        for topic, group in pairs:
+            wanted = None if name != topic else codes
+            for waits_for in (ANY_QUEUE, queue_id):
+                left, forced_left = count, forced
+                for waiter in self._waiting(topic, group, waits_for):
+                    if waiter.arrived.done():
+                        continue  # woken, and about to look
+                    if wanted is not None and waiter.wants is not None and wanted.isdisjoint(waiter.wants):
+                        if not forced_left:
+                            continue
+                        forced_left -= 1
+                    yield waiter
+                    left -= 1
+                    if not left:
+                        break
+
+    def _waiting(self, topic: str, group: str, queue_id: int) -> list[Waiter]:
+        """Who waits for a queue, in the order in which they are woken."""
+        waiters = list(self._waiters.get((topic, group, queue_id), ()))
+        if self._latest_first:
+            waiters.reverse()
+        return waiters
 
     def wake(self, topic: str, group: str, queue_id: int, tag_code: int | None = None) -> bool:
         """Wakes one waiter: that wants the tag, or any if there is none. Whether there was one."""

@@ -13,7 +13,8 @@ from skylark.broker.checkpoints import CheckPoints
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.held import HeldTable
-from skylark.broker.offsets import Offsets, WrittenOffsets
+from skylark.broker.offset_rows import OffsetCopy
+from skylark.broker.offsets import Offsets
 from skylark.broker.orders import Orders, WrittenOrders
 from skylark.broker.peek import Peeks
 from skylark.broker.polling import PopWaiters
@@ -30,9 +31,10 @@ from skylark.store import Listener, Store
 class _Tables(msgspec.Struct):
     """What is written together: recovery goes on from where the log ended when the tables were captured."""
 
-    offsets: WrittenOffsets | None
+    offsets: OffsetCopy | None
     orders: WrittenOrders | None
-    log_end: int | None
+    log_end: int
+    copies_needed: bool
 
 
 class Popping:
@@ -56,10 +58,10 @@ class Popping:
         self._offsets = offsets
         self._store = store
         self._orders = Orders(config_dir)
-        self._held: HeldTable[_Tables] = HeldTable(store, self._write)
+        self.held: HeldTable[_Tables] = HeldTable(store, self._write, self._written)
         self._progress = PopProgress(config_dir, store)
-        copied = set() if store.was_clean else recover(store, self._progress.log_offset, offsets, self._orders)
-        self._revive = Revive(config, store, put, topics, groups, offsets, delivered_to_ms, copied)
+        copied = set() if store.was_clean else recover(store, self._progress, offsets, self._orders)
+        self._revive = Revive(config, store, put, topics, groups, offsets, stats, delivered_to_ms, copied)
         self._waiters = PopWaiters(config)
         self._notified = PopWaiters(config, latest_first=True)
         access = Access(config, topics, groups)
@@ -91,28 +93,27 @@ class Popping:
         """Writes consumer offsets and the state of pops in order, if they changed, once the log is on disk as far as it
         is now: else, after a power cut, a group stands behind messages whose check point is lost. Raises OSError.
         """
-        self._held.save(lambda: self._capture(now_ms))
+        self.held.save(lambda: self._capture(now_ms))
 
     def forget_topic(self, name: str) -> None:
         self._orders.remove_topic(name)
 
-    def write_held(self) -> None:
-        """Writes what was captured, if the log has come that far. Raises OSError."""
-        self._held.write()
-
     def _capture(self, now_ms: int) -> _Tables:
         self._revive.commit()
         self._orders.clean(self._topics, self._groups, now_ms)
-        log_end = self._store.log_max_offset if self._revive.is_caught_up else None
-        return _Tables(self._offsets.capture(), self._orders.capture(), log_end)
+        log_end, copies_needed = self._store.log_max_offset, not self._revive.is_caught_up
+        return _Tables(self._offsets.capture(), self._orders.capture(), log_end, copies_needed)
 
     def _write(self, tables: _Tables) -> None:
         if tables.offsets is not None:
             self._offsets.write(tables.offsets)
         if tables.orders is not None:
             self._orders.write(tables.orders)
-        if tables.log_end is not None:
-            self._progress.write(tables.log_end)
+        self._progress.write(tables.log_end, copies_needed=tables.copies_needed)
+
+    def _written(self, tables: _Tables) -> None:
+        if tables.offsets is not None:
+            self._offsets.written(tables.offsets)
 
     def close(self) -> None:
         """Ends the waiting."""

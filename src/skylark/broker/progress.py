@@ -23,7 +23,7 @@ from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import Topics
-from skylark.broker.turns import beside, steps
+from skylark.broker.turns import Turns, beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
@@ -175,15 +175,17 @@ class Progress:
         topics: Iterable[TopicConfig],
         most_bytes: int,
         is_unset: Callable[[str], bool] = lambda topic: False,
+        turns: Turns | None = None,
     ) -> _Stats:
         """Where the group stands in each queue of the topics. Raises RequestFailed if that is too much to tell.
 
-        `is_unset(topic)` tells whether a group without an offset there stands at -1.
+        `is_unset(topic)` tells if a group without an offset there stands at -1; `turns` are those of a longer walk.
         """
         stats = _Stats(most_bytes)
+        turns = turns or Turns()
         for topic in topics:
             lowest = -1 if is_unset(topic.topic_name) else 0
-            async for queue_id in steps(range(topic.read_queue_nums)):
+            async for queue_id in turns.through(range(topic.read_queue_nums)):
                 queue = self._queue(topic.topic_name, queue_id)
                 offset = self._consume_offset(group, queue, lowest)
                 stats.entries.add(encode_entry(queue, offset))
@@ -205,17 +207,18 @@ class Progress:
         answer = _BrokerStats(self._broker_addr)
         topics_by_group = self._offsets.topics_by_group()
         left_bytes = _MAX_BODY_BYTES
-        async for group in steps([group.group_name for group in self._groups.all()]):
+        turns = Turns()
+        async for group in turns.through([group.group_name for group in self._groups.all()]):
             shown = self.topics_to_show(group, sorted(topics_by_group.get(group, ())))
             shown = [topic for topic in shown if topic.order or not only_ordered]
             stats = []
             for topic in shown:
-                stats.append(await self.consume_stats(group, [topic], left_bytes))
+                stats.append(await self.consume_stats(group, [topic], left_bytes, turns=turns))
                 left_bytes -= stats[-1].entries.size_bytes
             answer.consume_stats_list.append({group: [each.told() for each in stats]})
             answer.total_diff += sum(each.lag for each in stats)
             answer.total_inflight_diff += sum(each.in_flight for each in stats)
-        return fastjson.dumps(answer)
+        return await beside(lambda: fastjson.dumps(answer))
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Groups that are online with the topic in their subscriptions, and those that have consumed it before."""
@@ -233,11 +236,12 @@ class Progress:
         Where the group to compare is further back than that, the answer is the largest number there is.
         """
         smallest: dict[int, int] = {}
+        turns = Turns()
         for group in self._offsets.groups_of(topic) - passed_over:
-            async for queue_id, offset in steps(list(self._offsets.of(group, topic).items())):
+            async for queue_id, offset in turns.through(list(self._offsets.of(group, topic).items())):
                 if offset >= self._store.min_offset(topic, queue_id):
                     smallest[queue_id] = min(offset, smallest.get(queue_id, _LONG_MAX))
-        for queue_id, offset in self._offsets.of(compare_group, topic).items():
+        async for queue_id, offset in turns.through(list(self._offsets.of(compare_group, topic).items())):
             if smallest.get(queue_id, _LONG_MAX) > offset:
                 smallest[queue_id] = _LONG_MAX
         return smallest
@@ -282,7 +286,7 @@ class Progress:
         header = decode_header(QueryCorrectionOffset, request)
         passed_over = set((header.filter_groups or "").split(","))
         offsets = await self.correction_offsets(header.topic, header.compare_group, passed_over)
-        return request.reply(body=fastjson.dumps(CorrectionOffsets(correction_offsets=offsets)))
+        return request.reply(body=await beside(lambda: fastjson.dumps(CorrectionOffsets(correction_offsets=offsets))))
 
     # Their parts.
 

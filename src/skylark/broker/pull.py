@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
-from skylark.broker.arrivals import Arrivals, too_late
+from skylark.broker.arrivals import Arrivals, Waiter, too_late
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.filterdata import FilterTable
-from skylark.broker.filters import BadExpression, Filter, message_filter, requested_filter, retry_filter
+from skylark.broker.filters import BadExpression, Filter, is_by_tag, message_filter, requested_filter, retry_filter
 from skylark.broker.groups import Groups
 from skylark.broker.offsets import Offsets
 from skylark.broker.stats import Stats
 from skylark.broker.topics import RETRY_PREFIX, Topics, suggest
-from skylark.net.connection import Connection, Handler, RequestFailed, Suspended
+from skylark.broker.waiting_filters import WaitingFilters
+from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.suspended import Suspended
 from skylark.selectors import Selector
 from skylark.store import ReadResult, ReadStatus, Store
 from skylark.wire.bodies import BROADCASTING, Subscription
@@ -72,6 +75,7 @@ class Pulls:
         self._arrivals = arrivals
         self._stats = stats
         self._filters = filters
+        self._waiting = WaitingFilters()
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
@@ -84,25 +88,32 @@ class Pulls:
             timeout_ms = min(header.suspend_timeout_millis, _MAX_SUSPEND_MS)
             if not self._config.long_polling_enable:
                 timeout_ms = self._config.short_polling_time_mills
-            waiter = self._arrivals.wait(header.topic, header.queue_id, wanted.wants, timeout_ms / 1000, wanted.accepts)
+            waiter = self._wait(header, wanted, timeout_ms / 1000, connection)
             # From the start: an operator may have stopped the group or moved its offset meanwhile.
             return Suspended(waiter.arrived, lambda: self._answer(request, header, connection, commits=False)[0])
         return reply
+
+    def _wait(self, header: PullMessage, wanted: Filter, timeout_s: float, connection: Connection) -> Waiter:
+        if not wanted.text and not wanted.wants:
+            return self._arrivals.wait(header.topic, header.queue_id, wanted.wants, timeout_s, wanted.accepts)
+        held = self._waiting.take(wanted, connection.peer[0])
+        wanted = held.filter
+        waiter = self._arrivals.wait(header.topic, header.queue_id, wanted.wants, timeout_s, wanted.accepts)
+        waiter.arrived.add_done_callback(partial(self._waiting.give_back, held))
+        return waiter
 
     def _answer(
         self, request: Frame, header: PullMessage, connection: Connection, *, commits: bool
     ) -> tuple[Frame, Filter]:
         """The answer as things are now, and the filter that it was found with."""
         group, topic = self._check(header, connection)
-        wanted = self._filter(header, group)
+        wanted = self._filter(header, group, connection)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
             return self._reset(request, header, group, topic, reset), wanted
         reply = self._look(request, header, group, topic, wanted)
         if commits:
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset, repr(connection)
-            )
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, connection)
         return reply, wanted
 
     def _look(
@@ -174,7 +185,7 @@ class Pulls:
             raise RequestFailed(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.broker_ip1}] pulling message is forbidden"
             )
-        group = self._groups.get(header.consumer_group)
+        group = self._groups.get(header.consumer_group, connection)
         if group is None:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -199,18 +210,17 @@ class Pulls:
             )
         return group, topic
 
-    def _filter(self, header: PullMessage, group: SubscriptionGroupConfig) -> Filter:
+    def _filter(self, header: PullMessage, group: SubscriptionGroupConfig, connection: Connection) -> Filter:
         """What the group subscribed to: as the request says, or as its members' heartbeats say."""
         try:
             if header.sys_flag & _BRINGS_SUBSCRIPTION:
-                subscription, wanted = requested_filter(header.topic, header.subscription, header.expression_type)
-                self._check_switch(subscription)
-                return wanted
+                self._check_switch(header.expression_type)
+                return requested_filter(header.subscription, header.expression_type)
             subscription = self._known_subscription(header, group)
             if subscription.is_by_tag:
                 return message_filter(subscription)
-            selector = self._known_selector(header)
-            self._check_switch(subscription)
+            self._check_switch(subscription.expression_type)
+            selector = self._known_selector(header, subscription, connection)
         except BadExpression as e:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {e}"
@@ -219,24 +229,28 @@ class Pulls:
             return retry_filter(lambda topic: self._filters.selector(topic, header.consumer_group))
         return message_filter(subscription, selector)
 
-    def _check_switch(self, subscription: Subscription) -> None:
-        if not subscription.is_by_tag and not self._config.enable_property_filter:
+    def _check_switch(self, expression_type: str | None) -> None:
+        """Comes first: to understand an expression takes long."""
+        if not self._config.enable_property_filter and not is_by_tag(expression_type):
             raise RequestFailed(
                 ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {subscription.expression_type}",
+                f"The broker does not support consumer to filter message by {expression_type}",
             )
 
-    def _known_selector(self, header: PullMessage) -> Selector:
+    def _known_selector(self, header: PullMessage, subscription: Subscription, connection: Connection) -> Selector:
         data = self._filters.get(header.topic, header.consumer_group)
-        selector = self._filters.selector(header.topic, header.consumer_group)
+        selector = None if data is None else self._filters.selector(header.topic, header.consumer_group)
+        if data is not None and selector is not None and data.client_version >= header.sub_version:
+            return selector
+        lack = self._filters.lack_of_room(header.consumer_group, subscription, connection.peer[0])
         if data is None or selector is None:
             raise RequestFailed(
                 ResponseCode.FILTER_DATA_NOT_EXIST,
-                "The broker's consumer filter data is not exist!Your expression may be wrong!",
+                lack or "The broker's consumer filter data is not exist!Your expression may be wrong!",
             )
-        if data.client_version < header.sub_version:
-            raise RequestFailed(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
-        return selector
+        raise RequestFailed(
+            ResponseCode.FILTER_DATA_NOT_LATEST, lack or "the consumer's consumer filter data not latest"
+        )
 
     def _known_subscription(self, header: PullMessage, group: SubscriptionGroupConfig) -> Subscription:
         members = self._clients.group(header.consumer_group)

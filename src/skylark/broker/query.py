@@ -11,6 +11,7 @@ from typing import Final
 
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
+from skylark.broker.turns import steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store.store import Store
 from skylark.wire import fastjson
@@ -64,20 +65,25 @@ class Queries:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
         return request.reply(body=bytes(record))
 
-    def by_key(self, request: Frame, connection: Connection) -> Frame:
+    async def by_key(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(QueryMessage, request)
         key, max_count = header.key, header.max_num
         if request.fields.get(UNIQUE_KEY_FIELD, "").lower() == "true":
             max_count = self._config.default_query_max_num
         elif header.index_type == _TAG_INDEX:
             key = f"{_TAG_INDEX}#{key}"
-        result = self._store.query(
+        offsets: list[int] = []
+        search = self._store.search(
             header.topic,
             key,
             min(max_count, self._config.max_msgs_num_batch),
             header.begin_timestamp,
             header.end_timestamp,
+            offsets,
         )
+        async for _ in steps(search, 1):
+            pass
+        result = self._store.found(offsets)
         fields = {
             "indexLastUpdateTimestamp": str(result.index_last_update_timestamp),
             "indexLastUpdatePhyoffset": str(result.index_last_update_phyoffset),

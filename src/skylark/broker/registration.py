@@ -160,14 +160,14 @@ class _Link:
     async def _register(self, is_changed: bool) -> str:
         """Tells the name server, unless it need not be; returns why it did not take it. Raises OSError."""
         server = self._server
-        parts = self._announcement.parts()
+        parts = await self._announcement.parts()
         force = is_changed or (self._config.force_register and len(parts) == 1)
         # A small question shows soon whether a connection of long ago still leads there; if not, there will be another.
         is_known = (not force or self._pool.is_open(server)) and await self._is_known()
         if is_known and not force:
             return ""
         for part in parts:
-            response = await self._pool.request(server, part.request(), self._timeout_s)
+            response = await self._pool.request(server, await part.request(), self._timeout_s)
             if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return f"{server} is no name server but, it seems, a broker: correct -n or namesrvAddr"
             if response.code != ResponseCode.SUCCESS:

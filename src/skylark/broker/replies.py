@@ -16,6 +16,7 @@ from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.internal import SENDERS_FLAGS, without_internal
 from skylark.broker.put import Put
+from skylark.broker.questions import Questions
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -42,6 +43,7 @@ class Replies:
         clients: Clients,
         clock: Callable[[], int],
         address: str,
+        questions: Questions,
     ) -> None:
         """`check` gives the topic that may be written to; `address` is this broker's."""
         self._config = config
@@ -50,6 +52,7 @@ class Replies:
         self._clients = clients
         self._clock = clock
         self._address = address
+        self._questions = questions
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.SEND_REPLY_MESSAGE: self.send, RequestCode.SEND_REPLY_MESSAGE_V2: self.send}
@@ -116,8 +119,9 @@ class Replies:
         )
         question = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, encode_header(push), request.body)
         try:
-            answer = await requester.request(question, _PUSH_TIMEOUT_S)
-        except (ConnectionError, TimeoutError) as e:
+            with self._questions.counted(connection):
+                answer = await requester.request(question, _PUSH_TIMEOUT_S)
+        except (ConnectionError, TimeoutError, RequestFailed) as e:
             log.warning("the requester %s at %r: %s", client_id, requester, str(e) or "no answer in time")
         else:
             if answer.code == ResponseCode.SUCCESS:

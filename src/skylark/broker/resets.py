@@ -4,7 +4,8 @@ There are two ways to reset. The broker's own way, which `useServerSideResetOffs
 the new offsets are put into the offset table, for groups online or not, and a consumer is sent there with its next
 pull; one that waits for messages is sent there at once. The old way: the members of the group are told, and commit the
 new offsets themselves; a group that is offline can't be reset like that, and the tools then move its offsets one by one
-(UPDATE_CONSUMER_OFFSET).
+(UPDATE_CONSUMER_OFFSET). A member that does not read what it is sent is waited for, shortly; if it then misses the
+reset, the answer names it.
 
 Where nothing could be done the answer says so. Apache reports success when it is to copy the offsets of a group or a
 topic that is not there, or to reset a queue that the topic does not have. It also moves the offsets of its own groups
@@ -13,13 +14,15 @@ topic that is not there, or to reset a queue that the topic does not have. It al
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
 from skylark.broker.arrivals import Arrivals
 from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
-from skylark.broker.groups import Groups
+from skylark.broker.groups import Groups, validate_group
 from skylark.broker.offsets import Offsets, refuse_of_broker
 from skylark.broker.topics import Topics
 from skylark.broker.turns import beside, steps
@@ -38,6 +41,8 @@ log = logging.getLogger(__name__)
 _UNSET: Final = -1
 _QUEUES_PER_TURN: Final = 64  # each may be searched by time, in its file and in the log
 _TOPICS_PER_TURN: Final = 16
+_UNREAD_S: Final = 3.0  # the tools wait for 5 s
+_SHOWN: Final = 5
 
 
 def handlers(
@@ -94,6 +99,9 @@ class Resets:
         header = decode_header(CloneGroupOffset, request)
         source, target = header.src_group, header.dest_group
         refuse_of_broker(target)
+        remark = None if target in self._groups else validate_group(target)
+        if remark is not None:
+            raise RequestFailed(ResponseCode.INVALID_PARAMETER, remark)
         if source not in self._groups and not self._offsets.topics_of(source):
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {source} does not exist")
         if header.topic and header.topic not in self._topics:
@@ -161,6 +169,7 @@ class Resets:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
+        await self._until_members_read(header.group)  # before the offsets are gathered: many resets may wait
         moved: dict[int, int] = {}
         async for queue in steps(range(topic.write_queue_nums), _QUEUES_PER_TURN):
             consumed = self._offsets.query(header.group, header.topic, queue)
@@ -168,5 +177,19 @@ class Resets:
                 raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist")
             wanted = self._offset_at(topic, queue, header.timestamp)
             moved[queue] = wanted if header.force else min(wanted, consumed)
-        self._clients.push_reset(header.group, header.topic, header.timestamp, self._by_queue(header.topic, moved))
+        table = self._by_queue(header.topic, moved)
+        missed = self._clients.push_reset(header.group, header.topic, header.timestamp, table)
+        if missed:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_ERROR,
+                f"{len(missed)} members of {header.group} do not read what they are sent, and miss the reset: "
+                f"{', '.join(missed[:_SHOWN])}; the others are told. Reset again when these read, or are gone",
+            )
         return moved
+
+    async def _until_members_read(self, group: str) -> None:
+        consumers = self._clients.group(group)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UNREAD_S):
+                for connection in () if consumers is None else tuple(consumers.members):
+                    await connection.writable()

@@ -7,13 +7,15 @@ the policy for its proxy and passes over it here: whoever gives a group a policy
 
 A message that has no room for what a retry says goes to the dead letters as it is: refused, it would come back to its
 consumer for ever and hold up the group's offset.
+
+Each dead letter, whoever buried it, is told in the log and counted.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
@@ -24,7 +26,7 @@ from skylark.broker.put import Put
 from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics, suggest
 from skylark.net.connection import Connection, Handler, RequestFailed
-from skylark.store import Store
+from skylark.store import Appended, Store
 from skylark.store.api import parse_delay_levels
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -33,6 +35,7 @@ from skylark.wire.message import (
     PROPERTY_DELAY_LEVEL,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE_OK,
     Message,
     StoredMessage,
@@ -58,6 +61,23 @@ def bury(message: Message, group: str, topics: Topics) -> None:
     message.queue_id = random.randrange(_DLQ_QUEUES)
     message.properties.pop(PROPERTY_DELAY_LEVEL, None)
     topics.create_for_send_back(message.topic, _DLQ_QUEUES, PERM_READ | PERM_WRITE, 0)
+
+
+def buried(message: Message, group: str, origin: str, appended: Appended, stats: Stats, reason: object = "") -> None:
+    """Tells of a dead letter that is stored; `origin` is the topic that it was sent to."""
+    properties = message.properties
+    message_id = properties.get(PROPERTY_UNIQUE_KEY) or properties.get(PROPERTY_ORIGIN_MESSAGE_ID) or ""
+    log.warning(
+        "message %.100s of topic %s, tried %d times, is a dead letter of group %s now, at offset %d%s",
+        message_id, origin, message.reconsume_times, group, appended.queue_offset, reason and f": {reason}",
+    )  # fmt: skip
+    stats.dead_letter(group, origin)
+
+
+def origin_of(properties: Mapping[str, str], topic: str, topics: Topics) -> str:
+    """The topic that a message was sent to first, if its properties name one that there is; else the given one."""
+    origin = properties.get(PROPERTY_RETRY_TOPIC, topic)
+    return origin if origin in topics else topic
 
 
 class Retries:
@@ -87,7 +107,7 @@ class Retries:
 
     def send_back(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(ConsumerSendMsgBack, request)
-        group = self._groups.get(header.group)
+        group = self._groups.get(header.group, connection)
         if group is None:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group} {suggest()}"
@@ -120,7 +140,8 @@ class Retries:
         limit = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         is_spent = is_too_long or original.reconsume_times >= limit or header.delay_level < 0
         message = self._again(original)
-        origin = message.properties[PROPERTY_RETRY_TOPIC]
+        origin = origin_of(message.properties, original.topic, self._topics)
+        reason: object = ""
         if is_spent:
             bury(message, header.group, self._topics)
         else:
@@ -133,11 +154,13 @@ class Retries:
         except RequestFailed as e:
             if not is_final(e):
                 raise
-            log.error("%s can't be tried again by %s, to the dead letters: %s", original.message_id, header.group, e)
+            is_spent, reason = True, f"it can't be tried again: {e}"
             message.properties = dict(original.properties)
             bury(message, header.group, self._topics)
             appended = self._put.copy(message, self._clock())
         self._stats.sent_back(header.group, origin)
+        if is_spent:
+            buried(message, header.group, origin, appended, self._stats, reason)
         reply = request.reply()
         # The consumer forgets the message once it has this answer, so it waits for the disk whatever the message says.
         return self._put.when_flushed(appended, reply) if self._put.is_synchronous else reply

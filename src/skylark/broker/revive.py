@@ -28,13 +28,14 @@ from typing import Final
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.following import UNREADABLE, is_final, message_behind, pass_over
+from skylark.broker.following import MOST_BYTES_A_TURN, UNREADABLE, is_final, message_behind, pass_over
 from skylark.broker.groups import Groups
 from skylark.broker.internal import PROPERTY_LOG_END, PROPERTY_REVIVED
 from skylark.broker.offsets import UNKNOWN, Offsets
 from skylark.broker.put import Put
-from skylark.broker.retry import bury
-from skylark.broker.topics import MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics
+from skylark.broker.retry import buried, bury
+from skylark.broker.stats import Stats
+from skylark.broker.topics import DLQ_PREFIX, MAX_RETRY_NAME_LENGTH, RETRY_PREFIX, Topics
 from skylark.net.connection import RequestFailed
 from skylark.store import Store
 from skylark.wire.bodies import BadBody
@@ -103,6 +104,7 @@ class Revive:
         topics: Topics,
         groups: Groups,
         offsets: Offsets,
+        stats: Stats,
         delivered_to_ms: Callable[[int], int],
         copied: Set[str] = frozenset(),
     ) -> None:
@@ -115,6 +117,7 @@ class Revive:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+        self._stats = stats
         self._delivered_to_ms = delivered_to_ms
         self._copied = copied
         self._topic = revive_topic(config.broker_cluster_name)
@@ -210,12 +213,13 @@ class Revive:
         """Settles what is due, up to a limit: copies hold up the broker. Whether that was everything."""
         settled = UNKNOWN
         left = _MOST_COPIES_A_TURN // len(self._queues)
+        until = self._store.log_max_offset + MOST_BYTES_A_TURN // len(self._queues)
         try:
             for key, pending in list(queue.pending.items()):
                 pending.due_ms = min(pending.due_ms, now_ms + _MOST_AHEAD_MS)
                 if due_ms - pending.due_ms <= GRACE_MS:
                     break
-                if left < 0:
+                if left < 0 or self._store.log_max_offset >= until:
                     return False
                 left -= len(pending.point.offsets) - len(pending.acked)
                 self._revive(pending, now_ms)
@@ -255,29 +259,37 @@ class Revive:
         if original is None:
             log.info("%s-%d has no message %d any more to be revived", point.topic, point.queue_id, offset)
             return
+        message = self._copy(point, original, origin, offset)
         try:
-            self._put.copy(self._copy(point, original, origin, offset), now_ms)
+            appended = self._put.copy(message, now_ms)
         except RequestFailed as e:
             if not is_final(e):
                 raise
-            self._bury_as_it_is(point, original, offset, e, now_ms)
+            self._bury_as_it_is(point, original, origin, offset, e, now_ms)
+        else:
+            if message.topic.startswith(DLQ_PREFIX):
+                buried(message, point.group, origin.topic_name, appended, self._stats)
 
     def _bury_as_it_is(
-        self, point: CheckPoint, original: StoredMessage, offset: int, reason: RequestFailed, now_ms: int
+        self,
+        point: CheckPoint,
+        original: StoredMessage,
+        origin: TopicConfig,
+        offset: int,
+        reason: RequestFailed,
+        now_ms: int,
     ) -> None:
         message = _again(point, original, dict(original.properties))
         bury(message, point.group, self._topics)
         try:
-            self._put.copy(message, now_ms)
+            appended = self._put.copy(message, now_ms)
         except RequestFailed as e:
             if not is_final(e):
                 raise
             pass_over(point.topic, point.queue_id, offset, f"it can't be given out again: {e}")
         else:
-            log.error(
-                "%s-%d: message %d can't be tried again, it is in %s now: %s",
-                point.topic, point.queue_id, offset, message.topic, reason,
-            )  # fmt: skip
+            why = f"it can't be tried again: {reason}"
+            buried(message, point.group, origin.topic_name, appended, self._stats, why)
 
     def _copy(self, point: CheckPoint, original: StoredMessage, origin: TopicConfig, offset: int) -> Message:
         properties = dict(original.properties)
@@ -307,7 +319,7 @@ class Revive:
             self._topics.put(topic)
             for queue_id in range(queues):
                 if self._offsets.query(point.group, message.topic, queue_id) == UNKNOWN:
-                    self._offsets.commit(point.group, message.topic, queue_id, 0, "revive")
+                    self._offsets.put(point.group, message.topic, queue_id, 0)
         if self._config.use_separate_retry_queue and original.queue_id < topic.write_queue_nums:
             message.queue_id = original.queue_id
 

@@ -27,7 +27,8 @@ from skylark.broker.locks import Locks
 from skylark.broker.message_types import check_type, place_by_priority
 from skylark.broker.parking import DELAY_PROPERTIES, recall_handle
 from skylark.broker.put import Put
-from skylark.broker.retry import bury
+from skylark.broker.retry import buried, bury, origin_of
+from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest, validate_topic
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended
@@ -84,6 +85,7 @@ class Sends:
         groups: Groups,
         locks: Locks,
         published: Callable[[], Awaitable[None]],
+        stats: Stats,
         clock: Callable[[], int],
         steady_clock: Callable[[], int],
     ) -> None:
@@ -95,6 +97,7 @@ class Sends:
         self._groups = groups
         self._locks = locks
         self._published = published
+        self._stats = stats
         self._clock = clock
         self._steady_clock = steady_clock
         self._first: dict[str, list[tuple[asyncio.Future[Frame | Awaitable[Frame]], _Store]]] = {}
@@ -195,10 +198,10 @@ class Sends:
         message = _message(frame, request, topic, connection)
         if request.is_batch:
             return self._send_batch(frame, request, topic, message)
-        return self._send_special(frame, request, topic, message)
+        return self._send_special(frame, request, topic, message, connection)
 
     def _send_special(
-        self, frame: Frame, request: SendRequest, topic: TopicConfig, message: Message
+        self, frame: Frame, request: SendRequest, topic: TopicConfig, message: Message, connection: Connection
     ) -> Frame | Awaitable[Frame]:
         message.properties = self._properties(request)
         if self._config.enable_topic_message_type_check:
@@ -206,8 +209,9 @@ class Sends:
         if PROPERTY_PRIORITY in message.properties:
             place_by_priority(message, topic)
         is_half = self._is_half(message)
-        if request.topic.startswith(RETRY_PREFIX):
-            self._to_dead_letters_if_spent(request, message)
+        is_spent = request.topic.startswith(RETRY_PREFIX) and self._to_dead_letters_if_spent(
+            request, message, connection
+        )
         unique_key = message.properties.get(PROPERTY_UNIQUE_KEY)
         if not unique_key:
             unique_key = message.properties[PROPERTY_UNIQUE_KEY] = os.urandom(16).hex().upper()
@@ -215,6 +219,9 @@ class Sends:
         if is_half:
             become_half(message)
         appended = self._put.one(message, self._clock())
+        if is_spent:
+            origin = origin_of(message.properties, request.topic, self._topics)
+            buried(message, request.topic.removeprefix(RETRY_PREFIX), origin, appended, self._stats)
         reply = self._acknowledge(frame, appended, queue_id, unique_key)
         if PROPERTY_TIMER_OUT_MS in message.properties:
             handle = recall_handle(message.properties, self._config.broker_name)
@@ -321,18 +328,21 @@ class Sends:
             raise RequestFailed(ResponseCode.MESSAGE_ILLEGAL, "Transactional messages do not support delayed delivery")
         return True
 
-    def _to_dead_letters_if_spent(self, request: SendRequest, message: Message) -> None:
-        """A message that a client sends to a retry topic by itself obeys the same limit as one that is sent back."""
+    def _to_dead_letters_if_spent(self, request: SendRequest, message: Message, connection: Connection) -> bool:
+        """A message that a client sends to a retry topic by itself obeys the same limit as one that is sent back.
+        Whether it has passed it."""
         name = request.topic.removeprefix(RETRY_PREFIX)
-        group = self._groups.get(name)
+        group = self._groups.get(name, connection)
         if group is None:
             raise RequestFailed(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {suggest()}"
             )
         limit = group.retry_max_times if request.max_reconsume_times is None else request.max_reconsume_times
         is_ordered = not self._locks.all_expired(name, self._steady_clock())
-        if message.reconsume_times > limit or is_ordered:
+        is_spent = message.reconsume_times > limit or is_ordered
+        if is_spent:
             bury(message, name, self._topics)
+        return is_spent
 
 
 def _message(frame: Frame, request: SendRequest, topic: TopicConfig, connection: Connection) -> Message:

@@ -3,26 +3,41 @@
 An operator's tool decides where logical queues are (`mqadmin updateStaticTopic`, `remappingStaticTopic`) and tells each
 broker its part. A broker only sees to it that what was said before is not contradicted: an epoch never goes back, and
 an item never changes but for its end, and for its place once, when that is decided.
+
+A mapping is there once it is on disk, like a topic (`topics.py`, which sees to it that both are there, or neither).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
-from skylark.broker.table_writer import Rendered, TableWriter
+from skylark.broker.entry_room import EntryRoom
+from skylark.broker.table_writer import EntryTable, not_written
 from skylark.store.tables import load
+from skylark.wire.fastjson import EncodedMap
 from skylark.wire.mapping import MappingDetail, MappingItem, MappingTable
-from skylark.wire.tables import MAX_QUEUES
+from skylark.wire.tables import MAX_QUEUES, DataVersion
 
-log = logging.getLogger(__name__)
+MAX_SIZE_BYTES: Final = 32 << 20
+"""Of all mappings, beyond what each has of its own."""
+_OWN_BYTES: Final = 1_024
+_ITEM_BYTES: Final = 256
+_NUMBER_BYTES: Final = 128  # of a queue's entry in a map
 
 
 class BadMapping(Exception):
     """A mapping that can't be; the text says why."""
+
+
+class _WrittenMappings(msgspec.Struct, rename="camel"):
+    """A `MappingTable` on its way to the disk."""
+
+    data_version: DataVersion
+    topic_queue_mapping_info_map: EncodedMap
 
 
 class StaticTopics:
@@ -30,24 +45,29 @@ class StaticTopics:
 
     def __init__(self, config_dir: Path, broker_name: str, clock: Callable[[], int]) -> None:
         path = config_dir / "topicQueueMapping.json"
-        self._clock = clock
         self.broker_name = broker_name
-        self.table = load(path, MappingTable) or MappingTable()
-        self.writer = TableWriter(path, self._capture)
+        stored = load(path, MappingTable) or MappingTable()
+        self.table = EntryTable(
+            path, "mapping", stored.topic_queue_mapping_info_map, stored.data_version, clock,
+            lambda: _WrittenMappings, self._changed,
+        )  # fmt: skip
+        self._room = EntryRoom(_OWN_BYTES, MAX_SIZE_BYTES)
+        for topic, detail in self.table.entries.items():
+            self._room.keep(topic, _size_bytes(detail))
         self.on_change: Callable[[str], None] | None = None
         """Called with a topic whose logical queues may have moved."""
 
     def __bool__(self) -> bool:
-        return bool(self.table.topic_queue_mapping_info_map)
+        return bool(self.table.entries)
 
     def get(self, topic: str) -> MappingDetail | None:
-        return self.table.topic_queue_mapping_info_map.get(topic)
+        return self.table.entries.get(topic)
 
     def all(self) -> dict[str, MappingDetail]:
-        return self.table.topic_queue_mapping_info_map
+        return self.table.entries
 
-    def update(self, topic: str, detail: MappingDetail, *, force: bool) -> None:
-        """Takes a topic's mapping; queues that the new one does not name stay as they are. Raises BadMapping.
+    def checked(self, topic: str, detail: MappingDetail, *, force: bool) -> MappingDetail:
+        """The mapping as it would be; queues that the new one does not name stay as they are. Raises BadMapping.
 
         `force` takes it even if it contradicts the old one.
         """
@@ -64,28 +84,45 @@ class StaticTopics:
         if old is not None:
             if not force:
                 _check_change(old, detail)
-            detail.hosted_queues = old.hosted_queues | detail.hosted_queues
-        self.all()[topic] = detail
-        self._changed()
-        log.info("static topic %s is mapped: %s", topic, detail)
-        if self.on_change is not None:
-            self.on_change(topic)
+            detail = msgspec.structs.replace(detail, hosted_queues=old.hosted_queues | detail.hosted_queues)
+        return detail
+
+    async def create(self, topic: str, detail: MappingDetail) -> None:
+        """Takes a topic's mapping, once it is on disk. Raises RequestFailed: then nothing has changed."""
+        before = self._room.take({topic: _size_bytes(detail)})
+        try:
+            await self.table.create({topic: detail})
+        except Exception as e:
+            self._room.give_back(before)
+            raise not_written(f"the queues of {topic} can't be mapped", e) from e
+
+    def restore(self, topic: str, detail: MappingDetail | None) -> None:
+        """Goes back to a former mapping, or to none."""
+        if detail is None:
+            self.delete(topic)
+        else:
+            self._room.keep(topic, _size_bytes(detail))
+            self.table.put({topic: detail})
 
     def delete(self, topic: str) -> None:
-        if self.all().pop(topic, None) is not None:
-            self._changed()
+        self._room.remove(topic)
+        self.table.delete(topic)
 
     def save(self) -> None:
         """Writes the table now if it holds what the disk does not. Raises OSError."""
-        self.writer.save()
+        self.table.writer.save()
 
-    def _changed(self) -> None:
-        self.table.data_version.next_version(self._clock())
-        self.writer.changed()
+    def _changed(self, details: list[MappingDetail]) -> None:
+        for detail in details:
+            if self.on_change is not None and detail.topic is not None:
+                self.on_change(detail.topic)
 
-    def _capture(self) -> Rendered:
-        table = MappingTable(replace(self.table.data_version), dict(self.all()))
-        return lambda: table
+
+def _size_bytes(detail: MappingDetail) -> int:
+    """What a mapping takes in memory, as estimated."""
+    items = sum(_ITEM_BYTES + len(item.bname) for items in detail.hosted_queues.values() for item in items)
+    numbers = len(detail.hosted_queues) + len(detail.curr_id_map)
+    return items + numbers * _NUMBER_BYTES + len(detail.scope or "")
 
 
 def check_items(items: Sequence[MappingItem]) -> None:

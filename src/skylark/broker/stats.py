@@ -231,6 +231,8 @@ class Stats:
         self._puts: Counters[str] = Counters(is_system, max_counters)
         self._gets: Counters[tuple[str, str]] = Counters(lambda key: is_system(key[0]), max_counters)
         self._send_backs: Counters[tuple[str, str]] = Counters(lambda key: is_system(key[0]), max_counters)
+        self._dead_letters: Counters[tuple[str, str]] = Counters(lambda key: is_system(key[0]), max_counters)
+        self._by_group = (self._gets, self._send_backs, self._dead_letters)
         # Bound once: the hot path should not look attributes up twice.
         self.find_put: Callable[[str], Tally | None] = self._puts.table.get
         """The counter that `put` adds to, if there is one."""
@@ -268,10 +270,11 @@ class Stats:
 
     def sent_back(self, group: str, topic: str) -> None:
         """The group gave one message of the topic back to be retried."""
-        key = (topic, group)
-        counter = self._send_backs.table.get(key) or self._send_backs.new(key)
-        counter.times += 1
-        counter.count += 1
+        _add_one(self._send_backs, (topic, group))
+
+    def dead_letter(self, group: str, topic: str) -> None:
+        """One message of the topic became a dead letter of the group."""
+        _add_one(self._dead_letters, (topic, group))
 
     # Sampling.
 
@@ -280,7 +283,9 @@ class Stats:
         totals = self.totals(now_ms)
         for name, counter in self._broker.items():
             counter.count = _BROKER_COUNTS[name](totals)
-        counters = [*self._puts.all(), *self._gets.all(), *self._send_backs.all(), *self._broker.values()]
+        counters = [*self._puts.all(), *self._broker.values()]
+        for by_group in self._by_group:
+            counters += by_group.all()
         minutes, hours = _due(now_ms, self._minutes_at_ms), _due(now_ms, self._hours_at_ms)
         for counter in counters:
             sample = counter.sample(now_ms)
@@ -293,7 +298,7 @@ class Stats:
             self._minutes_at_ms = now_ms + _TEN_MINUTES_MS
         if hours:
             self._hours_at_ms = now_ms + _HOUR_MS
-            for table in (self._puts, self._gets, self._send_backs):
+            for table in (self._puts, *self._by_group):
                 table.forget_idle()
         self._samples.append(totals)
         self._close_minute(totals)
@@ -348,7 +353,8 @@ class Stats:
         return counter.minute.counted().tps if counter else 0.0
 
     def view(self, name: str, key: str) -> Rates | None:
-        """A counter by Apache's name (`TOPIC_PUT_NUMS`) and key (`topic`, `topic@group` or the cluster's name)."""
+        """A counter by Apache's name (`TOPIC_PUT_NUMS`) and key (`topic`, `topic@group` or the cluster's name; that of
+        dead letters is `owner@topic@group@SEND_BACK_TO_DLQ`, and its owner is nobody's here)."""
         topic, _, group = key.partition("@")
         match name:
             case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE":
@@ -357,6 +363,9 @@ class Stats:
                 counter = self._gets.table.get((topic, group))
             case "SNDBCK_PUT_NUMS":
                 counter = self._send_backs.table.get((topic, group))
+            case "SNDBCK2DLQ_TIMES":
+                _, topic, group, _ = [*key.split("@", 3), "", "", ""][:4]
+                counter = self._dead_letters.table.get((topic, group))
             case _:
                 counter = self._broker.get(name) if key == self._cluster_name else None
         if counter is None:
@@ -366,13 +375,19 @@ class Stats:
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
         self._puts.forget([topic])
-        for table in (self._gets, self._send_backs):
+        for table in self._by_group:
             table.forget([key for key in table.table if key[0] == topic])
 
     def forget_group(self, group: str) -> None:
         """The group was deleted."""
-        for table in (self._gets, self._send_backs):
+        for table in self._by_group:
             table.forget([key for key in table.table if key[1] == group])
+
+
+def _add_one(counters: Counters[tuple[str, str]], key: tuple[str, str]) -> None:
+    counter = counters.table.get(key) or counters.new(key)
+    counter.times += 1
+    counter.count += 1
 
 
 def _due(now_ms: int, at_ms: int) -> bool:

@@ -31,6 +31,8 @@ from skylark.wire.tables import DataVersion
 
 log = logging.getLogger(__name__)
 
+MAX_IDLERS: Final = 64
+"""Changes that wait for one of the same entry."""
 _SHOWN: Final = 20
 
 Done = Callable[[Exception | None], None]
@@ -102,7 +104,7 @@ class TableWriter:
             try:
                 self.save()
             except OSError as e:
-                log.error("%s can't be written, and is tried again: %s", self._path, e)
+                log.error("%s can't be written, and is tried again: %s", self._path, _reason(e))
         elif not self._is_writing:
             self._is_writing = True
             number = self._changes
@@ -122,7 +124,7 @@ class TableWriter:
         failure = writing.exception()
         assert failure is None or isinstance(failure, Exception)
         if failure is not None:
-            log.error("%s can't be written, and is tried again: %s", self._path, failure)
+            log.error("%s can't be written, and is tried again: %s", self._path, _reason(failure))
         self._settle(number, failure)
         if self._changes > number:
             self._attempt()
@@ -148,8 +150,14 @@ def settle(future: asyncio.Future[None], failure: Exception | None) -> None:
 
 def not_written(what: str, failure: Exception) -> RequestFailed:
     """The answer to a request whose change is not on disk."""
-    reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
-    return RequestFailed(ResponseCode.SYSTEM_ERROR, f"{what}: its table can't be written: {reason}")
+    if isinstance(failure, RequestFailed):
+        return failure
+    return RequestFailed(ResponseCode.SYSTEM_ERROR, f"{what}: its table can't be written: {_reason(failure)}")
+
+
+def _reason(failure: Exception) -> str:
+    """What went wrong, without the file's name, which clients need not know and the log has said."""
+    return failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -178,7 +186,7 @@ class EntryTable(Generic[T]):
         self._rendered = rendered
         self._on_change = on_change
         self._coming: dict[str, T] = {}
-        self._idlers: list[asyncio.Future[None]] = []
+        self._idlers: dict[str, list[asyncio.Future[None]]] = {}  # by the entry that they wait for
         self._rows: dict[str, tuple[T, str]] = {}
         self.writer = TableWriter(path, self._capture)
 
@@ -207,10 +215,20 @@ class EntryTable(Generic[T]):
         return entry
 
     async def idle(self, names: Collection[str]) -> None:
-        """Returns when no change of these entries is on its way: one after the other, each builds on the one before."""
-        while not self._coming.keys().isdisjoint(names):
+        """Returns when no change of these entries is on its way: one after the other, each builds on the one before.
+
+        Whoever waits is woken when the entry is written that it waits for, and others may be first then: each of them
+        costs a little with every change, so that only so many may wait. Raises RequestFailed for one more.
+        """
+        while (name := next((name for name in names if name in self._coming), None)) is not None:
+            idlers = self._idlers.setdefault(name, [])
+            if len(idlers) >= MAX_IDLERS:
+                raise RequestFailed(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"{len(idlers)} changes of {self._kind} {name:.255s} wait already: try again later",
+                )
             idler: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idlers.append(idler)
+            idlers.append(idler)
             await idler
 
     async def create(self, entries: Mapping[str, T]) -> None:
@@ -230,9 +248,9 @@ class EntryTable(Generic[T]):
                 self.version.next_version(self._clock())
                 self._on_change(list(ours.values()))
             settle(future, failure)
-            idlers, self._idlers = self._idlers, []
-            for idler in idlers:
-                settle(idler, None)
+            for name in entries:
+                for idler in self._idlers.pop(name, ()):
+                    settle(idler, None)
 
         self._coming.update(entries)
         self.writer.changed(done)

@@ -18,15 +18,16 @@ timers are switched off: those that wait do not expire.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from skylark.broker.config import BrokerConfig
-from skylark.broker.following import UNREADABLE, is_final, pass_over
+from skylark.broker.following import MOST_BYTES_A_TURN, UNREADABLE, is_final, pass_over
 from skylark.broker.internal import is_internal
 from skylark.broker.put import Put
 from skylark.broker.topics import validate_topic
@@ -112,7 +113,8 @@ class Timers:
         self._timers: TimerStore | None = None
         self._late_ms: int | None = None  # the slot of what is found too late, until the queue's end is reached
         self._slot: DueSlot | None = None
-        self._recalled: frozenset[str] = frozenset()
+        self._recalled: set[str] = set()
+        self._recalls: Iterator[int] = iter(())  # of the slot, that are not read yet
         self._metrics_path = metrics_path
         self._metrics = load(metrics_path, TimerMetrics, expendable=True) or TimerMetrics()
         self._saved_counter = self._metrics.data_version.counter
@@ -263,12 +265,13 @@ class Timers:
 
     # --- delivering ---------------------------------------------------------------------------------------------------
     def _deliver_due(self, timers: TimerStore, now_ms: int) -> bool:
-        left = _MOST_A_TURN
+        left, until = _MOST_A_TURN, self._store.log_max_offset + MOST_BYTES_A_TURN
         while (slot := timers.next_due()) is not None:
             if slot is not self._slot:
-                self._slot, self._recalled = slot, self._recalls_of(timers, slot, now_ms)
+                self._slot, self._recalled, self._recalls = slot, set(), iter(slot.recalls)
+            left -= self._read_recalls(timers, left, now_ms)
             while slot.done < len(slot.positions):
-                if not left:
+                if left <= 0 or self._store.log_max_offset >= until:
                     return True
                 left -= 1
                 try:
@@ -279,19 +282,23 @@ class Timers:
                 except UNREADABLE as e:
                     log.error("the timer at %d of the timer log is dropped: %r", slot.positions[slot.done], e)
                     timers.delivered(self._store.log_max_offset)
+            if left <= 0:
+                return True  # recalls may be left: of what did not come, which is counted
             timers.finish_slot()
         self._slot = None
         return timers.is_behind
 
-    def _recalls_of(self, timers: TimerStore, slot: DueSlot, now_ms: int) -> frozenset[str]:
-        keys = set()
-        for position in slot.recalls:
+    def _read_recalls(self, timers: TimerStore, most: int, now_ms: int) -> int:
+        """Notes what is recalled in the slot, up to so many; how many those were."""
+        count = 0
+        for position in islice(self._recalls, most):
+            count += 1
             unit = timers.unit(position)
             message = self._store.message_at(unit.log_offset) if unit is not None else None
             if message is not None and PROPERTY_TIMER_DELETE_KEY in message.properties:
-                keys.add(message.properties[PROPERTY_TIMER_DELETE_KEY])
+                self._recalled.add(message.properties[PROPERTY_TIMER_DELETE_KEY])
                 self._count(message.properties.get(PROPERTY_REAL_TOPIC, ""), 1, now_ms)
-        return frozenset(keys)
+        return count
 
     def _deliver(self, timers: TimerStore, position: int, now_ms: int) -> int:
         """Delivers one timer, unless it was recalled; the end of the log after it. Raises RequestFailed."""

@@ -8,6 +8,7 @@ from their messages. `on_change` learns of every change, so that name servers do
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -29,11 +30,11 @@ from skylark.broker.attributes import (
 )
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
-from skylark.broker.request_bodies import request_body
 from skylark.broker.static_topics import BadMapping, StaticTopics
 from skylark.broker.table_writer import EntryTable, not_written
 from skylark.broker.turns import beside, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.request_bodies import request_body
 from skylark.store.tables import TopicTable, load
 from skylark.wire.bodies import TopicConfigs, TopicList, decode_body, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -357,6 +358,8 @@ class _TopicRequests:
         self._offsets = offsets
         self._delete_queues = delete_queues
         self._published = published
+        self._mapping = asyncio.Lock()  # one change of a static topic after the other
+        self._changes: set[asyncio.Future[None]] = set()
 
     def update(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         header = decode_header(CreateTopic, request)
@@ -403,13 +406,7 @@ class _TopicRequests:
             topic_sys_flag=header.topic_sys_flag or 0,
         )
         self._check(topic)
-        self._check_room([topic])
-        altered = self._with_attributes(topic)
-        try:
-            self._static_topics.update(header.topic, detail, force=header.force)
-        except BadMapping as e:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
-        return self._create_static(request, altered)
+        return self._change_static(request, topic, detail, force=header.force)
 
     def delete(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         name = decode_header(DeleteTopic, request).topic
@@ -439,9 +436,9 @@ class _TopicRequests:
             table = self._topics.page(known, max(0, header.topic_seq), max(0, count))
         else:  # clients before 5.3 know no pages
             table = {topic.topic_name: topic for topic in self._topics.all()}
-        mappings = self._static_topics.table
+        mapping_version = self._static_topics.table.version
         details = {name: detail for name, detail in self._static_topics.all().items() if name in table}
-        versions = msgspec.structs.replace(version), msgspec.structs.replace(mappings.data_version)
+        versions = msgspec.structs.replace(version), msgspec.structs.replace(mapping_version)
         told = {name: _as_given(topic) for name, topic in table.items()}
         return self._tell_all(request, told, *versions, details)
 
@@ -532,9 +529,37 @@ class _TopicRequests:
             await self._topics.create(*topics)
         return await self._when_published(request)
 
-    async def _create_static(self, request: Frame, topic: TopicConfig) -> Frame:
-        await self._when_written(request, f"the queues of {topic.topic_name} are mapped, but not after the next start")
-        return await self._create(request, [topic])
+    async def _change_static(self, request: Frame, topic: TopicConfig, detail: MappingDetail, *, force: bool) -> Frame:
+        """Goes on to its end when whoever asks is gone in the middle."""
+        change = asyncio.ensure_future(self._create_static(topic, detail, force=force))
+        self._changes.add(change)
+        change.add_done_callback(self._changed)
+        await asyncio.shield(change)
+        return await self._when_published(request)
+
+    def _changed(self, change: asyncio.Future[None]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # looked at
+
+    async def _create_static(self, topic: TopicConfig, detail: MappingDetail, *, force: bool) -> None:
+        """Takes a topic and its mapping; both, or neither if one of them can't be written."""
+        name = topic.topic_name
+        async with self._mapping:
+            await self._topics.table.idle((name,))
+            self._check_room([topic])
+            altered = self._with_attributes(topic)
+            former = self._static_topics.get(name)
+            try:
+                mapped = self._static_topics.checked(name, detail, force=force)
+            except BadMapping as e:
+                raise RequestFailed(ResponseCode.SYSTEM_ERROR, str(e)) from None
+            await self._static_topics.create(name, mapped)
+            try:
+                await self._topics.create(altered)
+            except RequestFailed:
+                self._static_topics.restore(name, former)
+                raise
 
     async def _when_published(self, request: Frame) -> Frame:
         """Success, once a client that asks for the route of the topic gets it."""
@@ -545,7 +570,7 @@ class _TopicRequests:
         """Success, once what has changed in memory is on disk."""
         try:
             await self._topics.table.writer.written()
-            await self._static_topics.writer.written()
+            await self._static_topics.table.writer.written()
         except Exception as e:
             raise not_written(otherwise, e) from e
         return request.reply()

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from skylark.config import properties
+from skylark.config.hosts import Host
 
 Address = Annotated[str, Meta(pattern=r"^[^;\s]+:\d{1,5}$", description="host:port")]
-Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 

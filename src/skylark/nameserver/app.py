@@ -17,7 +17,7 @@ from skylark.nameserver.handlers import handlers
 from skylark.nameserver.kvconfig import KVConfig
 from skylark.nameserver.routes import Routes
 from skylark.net.connection import Connection
-from skylark.net.server import Server, bind, refused
+from skylark.net.server import Server, bind, host_of, refused
 from skylark.wire.codes import NAME_SERVER_CODES, RequestCode
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class NameServer:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._routes = Routes()
+        self._routes = Routes(host_of)
         self._kv = KVConfig(Path(config.kv_config_path))
         table = handlers(self._routes, self._kv, config, clock, on_config_change)
         self._server = Server(

@@ -1,14 +1,13 @@
 """What brokers ask a name server for, and operators about them.
 
-No registration holds the event loop for long: one of many topics is read in a thread, one after the other, and taken in
-by parts, as if its broker had sent it in parts. What waits to be read is bounded, for a connection and in all.
+No registration holds the event loop for long: one of many topics is read in a thread, when it is the turn of its host,
+and taken in by parts, as if its broker had sent it in parts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -19,17 +18,21 @@ import msgspec
 
 from skylark.nameserver.config import NamesrvConfig
 from skylark.nameserver.kvconfig import KVConfig
-from skylark.nameserver.routes import Broker, NoRoom, Routes
+from skylark.nameserver.living import Broker
+from skylark.nameserver.reading import Busy, Turns
+from skylark.nameserver.routes import NoRoom, Routes
 from skylark.nameserver.threads import in_thread
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.request_bodies import request_body
+from skylark.net.server import host_of
 from skylark.wire import headers
-from skylark.wire.bodies import decode_body, encode_body
+from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
-from skylark.wire.frame import MAX_FRAME_BYTES, Frame
+from skylark.wire.fastjson import MAX_LENIENT_BYTES
+from skylark.wire.frame import Frame
 from skylark.wire.routes import (
     ORDER_TOPIC_NAMESPACE,
     BrokerMemberGroupBody,
-    KVTable,
     RegisterBrokerBody,
     RegisterBrokerResult,
     TopicConfigWrapper,
@@ -42,10 +45,10 @@ from skylark.wire.typed import decode_header, encode_header
 log = logging.getLogger(__name__)
 
 _ZONE_NAME: Final = "__ZONE_NAME"
-_MOST_BYTES_AT_ONCE: Final = 64 << 10
 _MOST_TOPICS_AT_ONCE: Final = 1024
-_MOST_WAITING_BYTES: Final = 128 << 20
 _SAY_AGAIN_MS: Final = 60_000
+_MOST_SAID: Final = 16
+"""Hosts of which it is said that there is no room for them, within that time."""
 
 
 class BrokerRequests:
@@ -56,9 +59,8 @@ class BrokerRequests:
         self._kv = kv
         self._config = config
         self._clock = clock
-        self._turn = asyncio.Lock()
-        self._waiting: Counter[Connection] = Counter()  # bytes of registrations that are read or wait for that
-        self._say_again_ms = 0
+        self._turns = Turns()
+        self._said_ms: dict[str, int] = {}  # when it was said of a host that there is no room for it
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -75,9 +77,6 @@ class BrokerRequests:
 
     def _register(self, request: Frame, connection: Connection) -> Frame | Awaitable[Frame]:
         header = decode_header(headers.RegisterBroker, request)
-        if header.body_crc32 and header.body_crc32 != crc32(request.body) & 0x7FFFFFFF:
-            log.warning("registration of broker %s from %r: the checksum is wrong", header.broker_name, connection)
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         broker = Broker(
             cluster=header.cluster_name,
             name=header.broker_name,
@@ -89,47 +88,42 @@ class BrokerRequests:
             acting_master=header.enable_acting_master,
         )
         is_plain = request.body[:1] in (b"", b"{")
-        if len(request.body) > _MOST_BYTES_AT_ONCE or not is_plain:
+        if len(request.body) > MAX_LENIENT_BYTES or not is_plain:
             return self._register_slowly(request, header, broker, connection)
-        body = decode_register_body(request.body, compressed=header.compressed, version=request.version)
+        body = _read(request, header, connection)
         return self._registered(request, self._take(broker, body, connection, self._kept(header, body)))
 
     async def _register_slowly(
         self, request: Frame, header: headers.RegisterBroker, broker: Broker, connection: Connection
     ) -> Frame:
-        size_bytes = len(request.body)
-        own_bytes = self._waiting[connection]
-        if (own_bytes and own_bytes + size_bytes > MAX_FRAME_BYTES) or self._waiting.total() > _MOST_WAITING_BYTES:
-            raise RequestFailed(ResponseCode.SYSTEM_BUSY, "other registrations wait to be read, try again later")
-        self._waiting[connection] += size_bytes
         try:
-            async with self._turn:  # what is read takes many times the room of the request
-                body = await in_thread(
-                    lambda: decode_register_body(request.body, compressed=header.compressed, version=request.version)
-                )
-                return await self._take_by_parts(request, header, broker, body, connection)
-        finally:
-            self._waiting[connection] -= size_bytes
-            if not self._waiting[connection]:
-                del self._waiting[connection]
+            async with self._turns.turn(host_of(connection), len(request.body)):
+                body, parts = await in_thread(lambda: _read_in_parts(request, header, connection))
+                kept = self._kept(header, body)
+                return self._registered(request, await self._take_by_parts(broker, parts, connection, kept))
+        except Busy:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_BUSY, "other registrations wait to be read, try again later"
+            ) from None
 
     async def _take_by_parts(
-        self,
-        request: Frame,
-        header: headers.RegisterBroker,
-        broker: Broker,
-        body: RegisterBrokerBody,
-        connection: Connection,
-    ) -> Frame:
-        kept = self._kept(header, body)
-        is_known = self._routes.version(broker.cluster, broker.address) == _version(body)
-        with self._room_for(broker):
-            self._routes.check_room(broker, body, connection, self._clock())
-        result = RegisterBrokerResult()
-        for part in [body] if is_known else _parts(body):
-            result = self._take(broker, part, connection, kept)
+        self, broker: Broker, parts: list[RegisterBrokerBody], connection: Connection, kept: Collection[str] | None
+    ) -> RegisterBrokerResult:
+        growth_bytes = 0
+        for part in parts:
+            growth_bytes += self._routes.growth_bytes(broker, part)
             await asyncio.sleep(0)
-        return self._registered(request, result)
+        with self._room_for(broker.name, connection):
+            self._routes.check_room(broker, parts[-1], growth_bytes, connection, self._clock())
+        version = _version(parts[-1])
+        is_known = self._routes.version(broker.cluster, broker.address) == version
+        result = RegisterBrokerResult()
+        for part in parts:
+            if is_known:
+                part.topic_config_serialize_wrapper.data_version = version
+            result = self._take(broker, part, connection, kept if part is parts[-1] else None)
+            await asyncio.sleep(0)
+        return result
 
     def _take(
         self, broker: Broker, body: RegisterBrokerBody, connection: Connection, kept: Collection[str] | None
@@ -137,7 +131,7 @@ class BrokerRequests:
         is_new = self._routes.version(broker.cluster, broker.address) is None
         rival = self._routes.rival(broker)
         now_ms = self._clock()
-        with self._room_for(broker):
+        with self._room_for(broker.name, connection):
             result = self._routes.register(broker, body, connection, now_ms, drop_all_but=kept)
         if result is None:
             # One topic alone only tells of a change, and comes after the broker has told of all of its topics.
@@ -154,12 +148,8 @@ class BrokerRequests:
         return result
 
     def _registered(self, request: Frame, result: RegisterBrokerResult) -> Frame:
-        ordered = (
-            self._kv.namespace(ORDER_TOPIC_NAMESPACE) if self._config.return_order_topic_config_to_broker else None
-        )
-        return request.reply(
-            fields=encode_header(result), body=b"" if ordered is None else encode_body(KVTable(table=ordered))
-        )
+        ordered = self._kv.encoded(ORDER_TOPIC_NAMESPACE) if self._config.return_order_topic_config_to_broker else None
+        return request.reply(fields=encode_header(result), body=ordered or b"")
 
     def _kept(self, header: headers.RegisterBroker, body: RegisterBrokerBody) -> Collection[str] | None:
         """The topics of the broker, if it is to lose all others; one with static topics loses none, as with Apache."""
@@ -169,16 +159,23 @@ class BrokerRequests:
         return topics.topic_config_table if self._config.delete_topic_with_broker_registration else None
 
     @contextmanager
-    def _room_for(self, broker: Broker) -> Iterator[None]:
-        """Answers a broker for which there is no room, and says so from time to time."""
+    def _room_for(self, name: str, connection: Connection) -> Iterator[None]:
+        """Answers who has no room for topics of a broker name, and says so from time to time."""
         try:
             yield
         except NoRoom as e:
-            now_ms = self._clock()
-            if now_ms >= self._say_again_ms:
-                self._say_again_ms = now_ms + _SAY_AGAIN_MS
-                log.warning("broker %s at %s can't register: %s", broker.name, broker.address, e)
+            self._say_no_room(name, connection, e)
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"no room: {e}") from None
+
+    def _say_no_room(self, name: str, connection: Connection, why: NoRoom) -> None:
+        now_ms, host = self._clock(), connection.peer[0]
+        self._said_ms = {each: said for each, said in self._said_ms.items() if now_ms - said < _SAY_AGAIN_MS}
+        if host not in self._said_ms and len(self._said_ms) < _MOST_SAID:
+            self._said_ms[host] = now_ms
+            log.warning(
+                "%r can't register topics of broker %s: %s; for %d s nothing more is said of its host",
+                connection, name, why, _SAY_AGAIN_MS // 1000,
+            )  # fmt: skip
 
     def _unregister(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(headers.UnregisterBroker, request)
@@ -193,7 +190,7 @@ class BrokerRequests:
 
     def _query_data_version(self, request: Frame, _: Connection) -> Frame:
         header = decode_header(headers.QueryDataVersion, request)
-        theirs = decode_body(DataVersion, _small(request))
+        theirs = request_body(DataVersion, request.body, MAX_LENIENT_BYTES)
         self._routes.heartbeat(header.cluster_name, header.broker_addr, self._clock())
         ours = self._routes.version(header.cluster_name, header.broker_addr)
         return request.reply(
@@ -202,12 +199,11 @@ class BrokerRequests:
 
     def _register_topic(self, request: Frame, connection: Connection) -> Frame:
         header = decode_header(headers.RegisterTopic, request)
-        queues = decode_body(TopicRouteData, _small(request)).queue_datas if request.body else []
-        try:
-            if queues and not self._routes.register_topic(header.topic, queues):
-                log.warning("%r registers topic %s for an unknown broker", connection, header.topic)
-        except NoRoom as e:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"no room: {e}") from None
+        queues = request_body(TopicRouteData, request.body, MAX_LENIENT_BYTES).queue_datas if request.body else []
+        if queues:
+            with self._room_for(queues[0].broker_name, connection):
+                if not self._routes.register_topic(header.topic, queues, connection):
+                    log.warning("%r registers topic %s for an unknown broker", connection, header.topic)
         return request.reply()
 
     def _delete_topic(self, request: Frame, _: Connection) -> Frame:
@@ -233,13 +229,18 @@ class BrokerRequests:
         return request.reply(body=encode_body(BrokerMemberGroupBody(broker_member_group=members)))
 
 
-def _small(request: Frame) -> bytes:
-    """The body of a request that never has much to say."""
-    if len(request.body) > _MOST_BYTES_AT_ONCE:
-        raise RequestFailed(
-            ResponseCode.SYSTEM_ERROR, f"the body has {len(request.body)} bytes, {_MOST_BYTES_AT_ONCE} at most are read"
-        )
-    return request.body
+def _read(request: Frame, header: headers.RegisterBroker, connection: Connection) -> RegisterBrokerBody:
+    if header.body_crc32 and header.body_crc32 != crc32(request.body) & 0x7FFFFFFF:
+        log.warning("registration of broker %s from %r: the checksum is wrong", header.broker_name, connection)
+        raise RequestFailed(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+    return decode_register_body(request.body, compressed=header.compressed, version=request.version)
+
+
+def _read_in_parts(
+    request: Frame, header: headers.RegisterBroker, connection: Connection
+) -> tuple[RegisterBrokerBody, list[RegisterBrokerBody]]:
+    body = _read(request, header, connection)
+    return body, list(_parts(body))
 
 
 def _version(body: RegisterBrokerBody) -> DataVersion:

@@ -12,9 +12,9 @@ from msgspec import Meta, field
 
 from skylark.config import properties, without_effect
 from skylark.config.apache_keys import NAMESRV_KEYS
+from skylark.config.hosts import Host
 from skylark.config.places import at_home
 
-Host = Annotated[str, Meta(pattern=r"^\S*$", description="a host name or an address")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 

@@ -19,6 +19,8 @@ import msgspec
 
 from skylark.config.properties import ConfigError
 from skylark.nameserver.threads import in_thread
+from skylark.wire.bodies import encode_body
+from skylark.wire.routes import KVTable
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class KVConfig:
         self._path = path
         self._table: dict[str, dict[str, str]] = {}
         self._bytes = 0
+        self._encoded: dict[str, bytes] = {}
         self._is_damaged = False  # the file, which must not become the backup then
         self._writing = asyncio.Lock()
         self._changes = 0
@@ -73,14 +76,25 @@ class KVConfig:
         """All keys of a namespace; None if it was never used."""
         return self._table.get(namespace)
 
+    def encoded(self, namespace: str) -> bytes | None:
+        """The same as the body of an answer. It is kept: every broker is told of the ordered topics every 30 s."""
+        body = self._encoded.get(namespace)
+        table = self._table.get(namespace)
+        if body is None and table is not None:
+            body = self._encoded[namespace] = encode_body(KVTable(table=table))
+        return body
+
     async def put(self, namespace: str, key: str, value: str) -> None:
         """Raises TooLarge or OSError."""
         if not self._has_room(namespace, key, value):
             # Namespaces that lost all their keys are remembered only as long as nobody needs the room.
-            self._table = {space: entries for space, entries in self._table.items() if entries}
-            self._bytes = _table_bytes(self._table)
+            for space in [space for space, entries in self._table.items() if not entries]:
+                self._bytes -= _bytes(space)
+                self._encoded.pop(space, None)
+                del self._table[space]
             if not self._has_room(namespace, key, value):
                 raise TooLarge
+        self._encoded.pop(namespace, None)
         self._bytes += self._growth(namespace, key, value)
         self._table.setdefault(namespace, {})[key] = value
         await self._save()
@@ -98,6 +112,7 @@ class KVConfig:
         """Raises OSError."""
         old = self._table.get(namespace, {}).pop(key, None)
         if old is not None:
+            self._encoded.pop(namespace, None)
             self._bytes -= _bytes(key, old)
             await self._save()
 

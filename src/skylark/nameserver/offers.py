@@ -1,7 +1,8 @@
 """What brokers offer: topic -> broker name -> queues, and which of them for static topics; with the bytes it takes.
 
-Every topic of a broker counts for what it takes here, by an estimate that is rather too high. It is counted by broker
-name, so that what one connection registers can be bounded, and so that the topics of a name are found without a search.
+Every topic of a broker counts for what it takes here, by an estimate that is rather too high. It counts for the remote
+host that registered it first or mapped it last, whosever broker name it is, so that what a host registers can be
+bounded. It is noted by broker name, so that the topics of a name are found without a search.
 
 Invariants, after every call: a topic without brokers, and a name without topics, is in no table; only who has queues of
 a topic has a mapping of it.
@@ -9,15 +10,18 @@ a topic has a mapping of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from skylark.nameserver.living import Host
 from skylark.wire.routes import QueueData, TopicQueueMappingInfo
 
 TOPIC_BYTES: Final = 600
 """For one topic of one broker: it stands in two tables, and may have a table of its own for this one broker."""
 
 _LOGICAL_QUEUE_BYTES: Final = 100
+_NOTHING: Final = (0, None)
 
 
 def text_bytes(text: str | None) -> int:
@@ -41,8 +45,8 @@ class Offers:
     def __init__(self) -> None:
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name
         self._mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}  # static topic -> broker name
-        self._bytes: dict[str, dict[str, int]] = {}  # broker name -> topic
-        self._bytes_of_name: dict[str, int] = {}
+        self._bytes: dict[str, dict[str, tuple[int, Host]]] = {}  # broker name -> topic -> for whom it counts
+        self._bytes_of: Counter[Host] = Counter()
         self.size_bytes = 0
 
     # Questions.
@@ -63,53 +67,74 @@ class Offers:
     def queues_of(self, name: str) -> Iterable[QueueData]:
         return (self._queues[topic][name] for topic in self.topics_of(name))
 
-    def bytes_of(self, name: str) -> int:
-        return self._bytes_of_name.get(name, 0)
+    def bytes_of(self, host: Host) -> int:
+        """What counts for a host."""
+        return self._bytes_of[host]
 
     def growth_bytes(self, name: str, topics: Iterable[str], mappings: Mapping[str, TopicQueueMappingInfo]) -> int:
         """How much more there would be with these topics and mappings of a broker name."""
         known = self._bytes.get(name, {})
         growth = sum(offer_bytes(topic) for topic in topics if topic not in known)
-        return growth + sum(offer_bytes(topic, each) - known.get(topic, 0) for topic, each in mappings.items())
+        before = (known.get(topic, _NOTHING)[0] for topic in mappings)
+        return growth + sum(map(offer_bytes, mappings, mappings.values())) - sum(before)
 
     # Changes.
 
-    def put(self, topic: str, queue: QueueData) -> None:
+    def put(self, topic: str, queue: QueueData, host: Host) -> None:
         name = queue.broker_name
         self._queues.setdefault(topic, {})[name] = queue
         if topic not in self._bytes.get(name, {}):
-            self._count(topic, name, offer_bytes(topic))
+            self._count(topic, name, offer_bytes(topic), host)
 
-    def put_mapping(self, topic: str, name: str, mapping: TopicQueueMappingInfo) -> None:
+    def put_mapping(self, topic: str, name: str, mapping: TopicQueueMappingInfo, host: Host) -> None:
         """Passed over for a topic that the broker has no queues of: nothing would take it out again."""
         if topic in self._bytes.get(name, {}):
             self._mappings.setdefault(topic, {})[name] = mapping
-            self._count(topic, name, offer_bytes(topic, mapping))
+            self._count(topic, name, offer_bytes(topic, mapping), host)
 
     def drop(self, topic: str, name: str) -> None:
         self._take_out(topic, name)
-        self._count(topic, name, 0)
+        of_name = self._bytes.get(name, {})
+        if topic in of_name:
+            self._discount(*of_name.pop(topic))
+        if not of_name:
+            self._bytes.pop(name, None)
 
     def drop_name(self, name: str) -> None:
-        for topic in self._bytes.pop(name, {}):
+        gone = self._bytes.pop(name, {})
+        freed: dict[Host, int] = {}
+        for topic, (size_bytes, host) in gone.items():  # a hundred thousand, perhaps
+            freed[host] = freed.get(host, 0) + size_bytes
+            queues = self._queues[topic]
+            if len(queues) == 1:
+                del self._queues[topic]
+            else:
+                del queues[name]
+        for topic in self._mappings.keys() & gone.keys():
             self._take_out(topic, name)
-        self.size_bytes -= self._bytes_of_name.pop(name, 0)
+        for host, size_bytes in freed.items():
+            self._discount(size_bytes, host)
 
     def _take_out(self, topic: str, name: str) -> None:
-        queues = self._queues.get(topic)
-        if queues is not None and queues.pop(name, None) is not None and not queues:
+        queues = self._queues.get(topic, {})
+        if queues.pop(name, None) is not None and not queues:
             del self._queues[topic]
-        mappings = self._mappings.get(topic)
-        if mappings is not None and mappings.pop(name, None) is not None and not mappings:
-            del self._mappings[topic]
+        if topic in self._mappings:
+            mappings = self._mappings[topic]
+            if mappings.pop(name, None) is not None and not mappings:
+                del self._mappings[topic]
 
-    def _count(self, topic: str, name: str, size_bytes: int) -> None:
-        """Notes what the topic of a broker takes now."""
+    def _count(self, topic: str, name: str, size_bytes: int, host: Host) -> None:
+        """Notes what the topic of a broker takes now, and for whom."""
         of_name = self._bytes.setdefault(name, {})
-        more = size_bytes - of_name.pop(topic, 0)
-        if size_bytes:
-            of_name[topic] = size_bytes
-        self.size_bytes += more
-        self._bytes_of_name[name] = self._bytes_of_name.get(name, 0) + more
-        if not of_name:
-            del self._bytes[name], self._bytes_of_name[name]
+        if topic in of_name:
+            self._discount(*of_name[topic])
+        of_name[topic] = size_bytes, host
+        self.size_bytes += size_bytes
+        self._bytes_of[host] += size_bytes
+
+    def _discount(self, size_bytes: int, host: Host) -> None:
+        self.size_bytes -= size_bytes
+        self._bytes_of[host] -= size_bytes
+        if not self._bytes_of[host]:
+            del self._bytes_of[host]

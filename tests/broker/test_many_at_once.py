@@ -1,0 +1,346 @@
+"""What one client asks for many times at once: neither the event loop nor memory is its own meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.live import live_broker
+from broker.small_broker import SmallBroker
+from broker.test_clients import Bench, FakeConnection, FakeStore, consumer
+from skylark.broker import admin, lines, member_news, progress, relays
+from skylark.broker.arrivals import WOKEN_PER_TURN, Arrivals
+from skylark.broker.clients import NEWCOMER_DELAY_S, Clients
+from skylark.broker.config import BrokerConfig
+from skylark.broker.lines import Lines
+from skylark.broker.polling import ANY_QUEUE, PopWaiters
+from skylark.broker.questions import Questions
+from skylark.broker.turns import ITEMS_PER_TURN, Rota, steps
+from skylark.net.connection import Connection, RequestFailed
+from skylark.wire.bodies import ConsumerStatus, MessageQueue, encode_body
+from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import MAX_LENIENT_BYTES
+from skylark.wire.frame import Frame
+
+CODE = RequestCode.GET_CONSUME_STATS
+
+
+def peer(name: str, host: str = "10.0.0.1") -> Connection:
+    return FakeConnection(name, host).as_connection
+
+
+# Requests that take long.
+
+
+class Held:
+    """A handler that does one request after the other only when it is let."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ends: list[asyncio.Future[None]] = []
+        self._lines = Lines()
+        self.handler = self._lines.in_line({CODE: self._handle}, [CODE])[CODE]
+
+    async def _handle(self, request: Frame, connection: Connection) -> Frame:
+        self.begun.append(repr(connection))
+        self.ends.append(asyncio.get_running_loop().create_future())
+        await self.ends[-1]
+        return request.reply()
+
+    def ask(self, connection: Connection) -> asyncio.Task[Frame]:
+        return asyncio.ensure_future(cast(Awaitable[Frame], self.handler(Frame(CODE), connection)))  # type: ignore[arg-type]
+
+    async def end(self) -> None:
+        self.ends[-1].set_result(None)
+        await turns()
+
+    @property
+    def hosts(self) -> int:
+        return len(self._lines)
+
+
+async def turns(count: int = 8) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_long_requests_of_a_host_are_done_one_at_a_time() -> None:
+    async def run() -> None:
+        held = Held()
+        asked = [held.ask(peer("a")), held.ask(peer("b")), held.ask(peer("c"))]
+        await turns()
+        assert held.begun == ["a"]
+        other = held.ask(peer("d", "10.0.0.2"))
+        await turns()
+        assert held.begun == ["a", "d"]
+        held.ends[0].set_result(None)
+        asked[1].cancel()  # whoever asked is gone
+        await turns()
+        assert held.begun == ["a", "d", "c"]
+        held.ends[1].set_result(None)
+        await held.end()
+        assert [task.cancelled() for task in (*asked, other)] == [False, True, False, False]
+        assert held.hosts == 0
+
+    asyncio.run(run())
+
+
+def test_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_IN_LINE", 2)
+
+    async def run() -> None:
+        held = Held()
+        asked = [held.ask(peer("a")) for _ in range(3)]
+        await turns()
+        failure = asked[2].exception()
+        assert isinstance(failure, RequestFailed)
+        assert failure.code == ResponseCode.SYSTEM_BUSY
+        assert "2 requests of 10.0.0.1 that take long are not done yet" in failure.remark
+        await held.end()
+        await held.end()
+        assert (asked[0].result().code, asked[1].result().code, held.hosts) == (0, 0, 0)
+
+    asyncio.run(run())
+
+
+def test_a_broker_gathers_one_answer_for_a_host_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = most = 0
+    gather = progress.Progress.consume_stats
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            return await gather(*args, **kwargs)
+        finally:
+            at_once -= 1
+
+    monkeypatch.setattr(progress.Progress, "consume_stats", counted)
+
+    async def run() -> list[Frame]:
+        async with live_broker(tmp_path) as broker:
+            created = await broker.ask(
+                RequestCode.UPDATE_AND_CREATE_TOPIC, topic="wide", defaultTopic="TBW102", perm=6, order=False,
+                readQueueNums=4 * ITEMS_PER_TURN, writeQueueNums=1, topicFilterType="SINGLE_TAG",
+            )  # fmt: skip
+            assert created.code == 0
+            return await asyncio.gather(
+                *(broker.ask(CODE, consumerGroup="g", topic="wide", topicList="wide") for _ in range(8))
+            )
+
+    answers = asyncio.run(run())
+    assert {(answer.code, len(answer.body)) for answer in answers} == {(0, len(answers[0].body))}
+    assert most == 1
+
+
+def test_walks_take_turns() -> None:
+    async def run() -> int:
+        looked = most = 0
+
+        async def walk() -> None:
+            nonlocal looked
+            async for _ in steps(range(4 * ITEMS_PER_TURN)):
+                looked += 1
+
+        walks = [asyncio.ensure_future(walk()) for _ in range(10)]
+        while not all(task.done() for task in walks):
+            before = looked
+            await asyncio.sleep(0)
+            most = max(most, looked - before)
+        return most
+
+    assert asyncio.run(run()) <= ITEMS_PER_TURN
+
+
+def test_hosts_take_turns() -> None:
+    async def run() -> list[str]:
+        rota, begun = Rota(asyncio.get_running_loop()), list[str]()
+        for host in ("a", "a", "a", "b", "a", "b"):
+            rota.turn(host).add_done_callback(lambda _, host=host: begun.append(host))
+        rota.turn("c").cancel()
+        await turns()
+        return begun
+
+    assert asyncio.run(run()) == ["a", "b", "a", "b", "a", "a"]
+
+
+# Messages that meet many who wait.
+
+
+class Tags(frozenset[int]):
+    """Counts how often somebody looks whether a message has one of them."""
+
+    looked = 0
+
+    def __contains__(self, tag: object) -> bool:
+        Tags.looked += 1
+        return super().__contains__(tag)
+
+    def __iter__(self) -> Any:
+        Tags.looked += 1
+        return super().__iter__()
+
+
+def test_a_long_batch_looks_once_at_whoever_waits_for_other_tags() -> None:
+    async def run() -> None:
+        waiters = PopWaiters(BrokerConfig())
+        for _ in range(50):
+            assert waiters.wait("t", "g", ANY_QUEUE, Tags([7]), 60.0) is not None
+        Tags.looked = 0
+        waiters.notify("t", 0, 1, [8] * 1_000)
+        assert Tags.looked <= 50
+        waiters.close()
+
+    asyncio.run(run())
+
+
+def test_a_batch_wakes_as_many_as_it_has_messages_and_who_wants_them() -> None:
+    async def run() -> None:
+        waiters = PopWaiters(BrokerConfig(pop_long_polling_force_notify_interval=0))
+        wanting = [waiters.wait("t", "g", ANY_QUEUE, frozenset([tag]), 60.0) for tag in (7, 8, 7, 7)]
+        waiters.notify("t", 0, 1, [7, 7])
+        assert [waiter is not None and waiter.arrived.done() for waiter in wanting] == [True, False, True, False]
+        waiters.close()
+
+    asyncio.run(run())
+
+
+def test_pops_of_many_groups_are_woken_in_turns() -> None:
+    async def run() -> None:
+        waiters = PopWaiters(BrokerConfig())
+        waiting = [waiters.wait("t", f"g{number}", ANY_QUEUE, None, 60.0) for number in range(3 * WOKEN_PER_TURN)]
+        waiters.notify("t", 0, 0, [0])
+        assert sum(waiter is not None and waiter.arrived.done() for waiter in waiting) == WOKEN_PER_TURN
+        await turns()
+        assert all(waiter is not None and waiter.arrived.result() for waiter in waiting)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("tag_codes", [[0], [0] * 100], ids=["message", "batch"])
+def test_many_pulls_of_a_queue_are_woken_in_turns(tag_codes: list[int]) -> None:
+    async def run() -> None:
+        arrivals = Arrivals()
+        waiting = [arrivals.wait("t", 0, None, 60.0) for _ in range(3 * WOKEN_PER_TURN)]
+        arrivals.notify("t", 0, 0, tag_codes)
+        assert sum(waiter.arrived.done() for waiter in waiting) == WOKEN_PER_TURN
+        await turns()
+        assert all(waiter.arrived.result() for waiter in waiting)
+        assert len(arrivals) == 0
+
+    asyncio.run(run())
+
+
+def test_pulls_whose_offset_is_moved_are_woken_in_turns() -> None:
+    async def run() -> None:
+        arrivals = Arrivals()
+        waiting = [arrivals.wait("t", 0, None, 60.0) for _ in range(2 * WOKEN_PER_TURN)]
+        arrivals.wake("t", 0)
+        assert sum(waiter.arrived.done() for waiter in waiting) == WOKEN_PER_TURN
+        await turns()
+        assert not any(waiter.arrived.result() for waiter in waiting)
+
+    asyncio.run(run())
+
+
+# Clients that are asked for others.
+
+
+def relayed(bench: Bench, questions: Questions, code: int, **fields: str) -> Awaitable[Frame]:
+    serve = relays.handlers(bench.clients, FakeStore(), bench.topics, bench.groups, bench.config, questions)
+    return cast(Awaitable[Frame], serve[code](Frame(code, fields), peer("tool")))
+
+
+def test_what_members_tell_of_themselves_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path)
+    status = encode_body(ConsumerStatus(message_queue_table={MessageQueue("b", 0, "T"): 5}))
+    for name, body in (("a", status), ("b", status + b" " * (MAX_LENIENT_BYTES - len(status))), ("c", status)):
+        member = FakeConnection(name)
+        member.answer = lambda _, body=body: Frame(0, body=body)
+        bench.beat(member, consumer())
+    code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+
+    async def run() -> bytes:
+        return (await relayed(bench, Questions(), code, topic="T", group="g")).body
+
+    told = asyncio.run(run())
+    assert (b'"a@1"' in told, b'"b@1"' in told, b'"c@1"' in told) == (True, False, True)
+    assert f"b@1 of g does not tell where it stands: its answer has {MAX_LENIENT_BYTES} bytes" in caplog.text
+
+
+def test_questions_that_nobody_answers_are_bounded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.beat(FakeConnection("a"), consumer())
+    code = RequestCode.GET_CONSUMER_RUNNING_INFO
+
+    async def run() -> None:
+        silent = asyncio.get_running_loop().create_future()
+
+        async def request(*_: object) -> Frame:
+            answer: Frame = await asyncio.shield(silent)
+            return answer
+
+        (member,) = (each for group in bench.clients.consumer_groups() for each in group.members.values())
+        member.connection.request = request  # type: ignore[method-assign]
+        questions = Questions(max_questions=4)
+        asked = [
+            asyncio.ensure_future(relayed(bench, questions, code, consumerGroup="g", clientId="a@1")) for _ in range(3)
+        ]
+        await turns()
+        assert len(questions) == 2  # the host leaves as much
+        failure = asked[2].exception()
+        assert isinstance(failure, RequestFailed)
+        assert failure.code == ResponseCode.SYSTEM_BUSY
+        asked[0].cancel()
+        silent.set_result(Frame(0, body=b"info"))
+        assert (await asked[1]).body == b"info"
+        assert len(questions) == 0
+
+    asyncio.run(run())
+
+
+# Members of many groups.
+
+
+def test_members_are_told_in_turns_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_news, "TOLD_PER_TURN", 4)
+
+    async def run() -> None:
+        bench = Bench(tmp_path)
+        bench.clients = Clients(
+            bench.topics, bench.groups, bench.config, call_soon=asyncio.get_running_loop().call_soon
+        )
+        old = [FakeConnection(f"old{number}") for number in range(3)]
+        groups = [consumer(f"g{number}") for number in range(4)]
+        for member in old:
+            bench.beat(member, *groups)
+        await turns(20)
+        for member in old:
+            member.told.clear()
+        first, second = FakeConnection("new"), FakeConnection("newer")
+        bench.beat(first, *groups)
+        bench.beat(second, *groups)
+        assert sum(len(member.told) for member in old) <= 4
+        await turns(20)
+        for member in old:
+            assert {request.fields["consumerGroup"] for request in member.told} == {"g0", "g1", "g2", "g3"}
+        assert sum(len(member.told) for member in old) <= 15  # not 24: who is not told yet is told once
+        assert set(first.told_after_s[:1] + second.told_after_s) == {NEWCOMER_DELAY_S}
+
+    asyncio.run(run())
+
+
+# Settings and others of any size.
+
+
+def test_settings_of_any_length_are_refused(tmp_path: Path) -> None:
+    small = SmallBroker(tmp_path)
+    answer = small.ask(RequestCode.UPDATE_BROKER_CONFIG, b"k=v\n" * (admin._MAX_SETTINGS_BYTES // 4 + 1))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark is not None
+    assert "may have up to" in answer.remark
