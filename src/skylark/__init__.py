@@ -24,23 +24,31 @@ if os.environ.get("SKYLARK_PURE") or not os.path.exists(_COMPILED):  # noqa: PTH
 
 if TYPE_CHECKING:
     from skylark.client import sync as sync
+    from skylark.client.admin import AdminClient as AdminClient
     from skylark.client.app import App as App
     from skylark.client.compression import Codec as Codec
     from skylark.client.errors import BatchInterrupted as BatchInterrupted
     from skylark.client.errors import BrokerError as BrokerError
+    from skylark.client.errors import CallbackFailed as CallbackFailed
     from skylark.client.errors import ClientClosed as ClientClosed
     from skylark.client.errors import ForkedProcess as ForkedProcess
     from skylark.client.errors import InvalidMessage as InvalidMessage
     from skylark.client.errors import MessageNotFound as MessageNotFound
     from skylark.client.errors import NotReachable as NotReachable
+    from skylark.client.errors import OtherEventLoop as OtherEventLoop
     from skylark.client.errors import RequestTimeout as RequestTimeout
     from skylark.client.errors import RocketMQError as RocketMQError
     from skylark.client.errors import RouteNotFound as RouteNotFound
+    from skylark.client.errors import SendsFailed as SendsFailed
     from skylark.client.errors import UnreadableMessage as UnreadableMessage
     from skylark.client.listening import Acked as Acked
+    from skylark.client.listening import Commit as Commit
     from skylark.client.listening import ConsumeContext as ConsumeContext
     from skylark.client.listening import ConsumeHook as ConsumeHook
+    from skylark.client.listening import ConsumeResult as ConsumeResult
+    from skylark.client.listening import ConsumeStatus as ConsumeStatus
     from skylark.client.listening import RetryLater as RetryLater
+    from skylark.client.listening import RollBack as RollBack
     from skylark.client.listening import Suspend as Suspend
     from skylark.client.lite_pull_consumer import LitePullConsumer as LitePullConsumer
     from skylark.client.message import Message as Message
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
     from skylark.client.pull_consumer import PullConsumer as PullConsumer
     from skylark.client.push_consumer import PushConsumer as PushConsumer
     from skylark.client.query import QueryClient as QueryClient
+    from skylark.client.rpc_hooks import RpcHook as RpcHook
     from skylark.client.sending import SendContext as SendContext
     from skylark.client.sending import SendHook as SendHook
     from skylark.client.session import Session as Session
@@ -62,19 +71,21 @@ if TYPE_CHECKING:
     from skylark.client.transactions import TransactionProducer as TransactionProducer
 else:
     _NAMES = {
+        "admin": "AdminClient",
         "app": "App",
         "compression": "Codec",
         "errors": (
-            "BatchInterrupted BrokerError ClientClosed ForkedProcess InvalidMessage MessageNotFound NotReachable "
-            "RequestTimeout RocketMQError RouteNotFound UnreadableMessage"
+            "BatchInterrupted BrokerError CallbackFailed ClientClosed ForkedProcess InvalidMessage MessageNotFound "
+            "NotReachable OtherEventLoop RequestTimeout RocketMQError RouteNotFound SendsFailed UnreadableMessage"
         ),
-        "listening": "Acked ConsumeContext ConsumeHook RetryLater Suspend",
+        "listening": "Acked Commit ConsumeContext ConsumeHook ConsumeResult ConsumeStatus RetryLater RollBack Suspend",
         "lite_pull_consumer": "LitePullConsumer",
         "message": "Message MessageQueue OutgoingMessage Receipt SendStatus",
         "producer": "Producer",
         "pull_consumer": "PullConsumer",
         "push_consumer": "PushConsumer",
         "query": "QueryClient",
+        "rpc_hooks": "RpcHook",
         "sending": "SendContext SendHook",
         "session": "Session",
         "transactions": "HalfMessage Transaction TransactionProducer",

@@ -1,4 +1,4 @@
-"""A listener that keeps what it gets, and lets a test wait for it."""
+"""Listeners that keep what they get, and let a test wait for it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,23 @@ class Inbox:
 
     def in_queue(self, queue_id: int) -> list[bytes]:
         return [message.body for message in self.messages if message.queue_id == queue_id]
+
+
+class Gate:
+    """A listener that waits to be let through."""
+
+    def __init__(self) -> None:
+        self.entered = Inbox()
+        self.done: list[bytes] = []
+        self._open = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        await self.entered(message)
+        await self._open.wait()
+        self.done.append(message.body)
+
+    def open(self) -> None:
+        self._open.set()
 
 
 async def eventually(done: Callable[[], bool]) -> None:

@@ -93,6 +93,8 @@ class ScriptedCluster:
         self.leaders: dict[str, str] = {}
         """static topic -> the broker that leads its queues"""
         self.queries: list[str] = []
+        self.gate: asyncio.Event | None = None
+        """if there is one, the name server answers once it is set"""
         self.namesrv = ""
 
     def route(self, topic: str) -> TopicRouteData:
@@ -111,9 +113,11 @@ class ScriptedCluster:
         mapping = TopicQueueMappingInfo(topic=topic, bname=leader, total_queues=count, curr_id_map=led)
         return {leader: mapping}
 
-    def tell(self, request: Frame, _: Connection) -> Frame:
+    async def tell(self, request: Frame, _: Connection) -> Frame:
         topic = request.fields["topic"]
         self.queries.append(topic)
+        if self.gate is not None:
+            await self.gate.wait()
         if topic not in self.topics:
             return request.reply(ResponseCode.TOPIC_NOT_EXIST, "no such topic")
         return request.reply(body=encode_body(self.route(topic)))

@@ -62,7 +62,7 @@ def test_revocation_lets_a_running_listener_finish() -> None:
                 await go_on.wait()
                 steps.append("finished")
 
-        assignment.start_consuming(work())
+        assignment.start_consuming(asyncio.create_task(work()))
         await begun.wait()
         assignment.revoke()
         assert not await assignment.wait_idle(0)
@@ -83,7 +83,7 @@ def test_cancelling_stops_a_running_listener_too() -> None:
                 begun.set()
                 await asyncio.Event().wait()
 
-        assignment.start_consuming(work())
+        assignment.start_consuming(asyncio.create_task(work()))
         await begun.wait()
         await assignment.cancel()
         assert assignment.ended

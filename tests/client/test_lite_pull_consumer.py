@@ -17,7 +17,6 @@ from skylark.client.pulling import Limits
 from skylark.client.session import Session
 from skylark.net.connection import RequestFailed
 from skylark.testing import LocalCluster
-from skylark.wire.message import SYS_COMPRESSED
 
 
 @asynccontextmanager
@@ -125,19 +124,6 @@ async def drain_one(session: Session, queue: MessageQueue):  # type: ignore[no-u
     async with LitePullConsumer(group="other", session=session, from_where="first") as consumer:
         consumer.assign([queue])
         return (await consumer.poll(DEADLINE_S))[0]
-
-
-def test_unreadable_messages_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with orders() as (session, cluster, (queue,)):
-            await send(session, queue, b"not zlib", sys_flag=SYS_COMPRESSED)
-            await send(session, queue, b"fine")
-            async with LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
-                consumer.assign([queue])
-                assert await drain(consumer, 1) == [b"fine"]
-
-    asyncio.run(main())
-    assert "offset 0" in caplog.text
 
 
 def test_the_broker_may_go_and_come_back() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from client.plain import send
+from skylark.client import offsets as offsets_module
 from skylark.client.errors import NotReachable
 from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, commit, default_directory
 from skylark.client.pulling import pull
@@ -216,5 +218,40 @@ def test_a_queue_that_was_given_up_without_a_commit_goes_on_where_it_was(other: 
             assert await RemoteOffsets(session, "g").fetch(queue) == (7 if other is None else other)
             offsets.forget(queue)
             assert await offsets.fetch(queue) == (7 if other is None else other)
+
+    asyncio.run(scenario())
+
+
+def test_a_groups_first_commit_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first that come at once, Apache's broker forgets all but one."""
+    begun: list[MessageQueue] = []
+    first_may_end = asyncio.Event()
+
+    async def wait_at_first(*args: Any) -> None:
+        begun.append(args[2])
+        if len(begun) == 1:
+            await first_may_end.wait()
+        await commit(*args)
+
+    monkeypatch.setattr(offsets_module, "commit", wait_at_first)
+
+    async def scenario() -> None:
+        async with LocalCluster(topics={"t": 3}) as cluster, Session(cluster.name_servers) as session:
+            queues = (await session.routes.get("t")).read_queues
+            for queue in queues:
+                await pull(session, "g", queue, build_subscription("t", version=1), 0, brings_subscription=True)
+            offsets = RemoteOffsets(session, "g")
+            for number, queue in enumerate(queues, 5):
+                offsets.update(queue, number)
+            committing = asyncio.create_task(offsets.persist(queues))
+            again = asyncio.create_task(offsets.persist(queues[1:]))
+            for _ in range(5):
+                await asyncio.sleep(0)  # as far as they get
+            assert begun == queues[:1]
+            assert [offsets.carried(queue) for queue in queues] == [UNKNOWN] * 3
+            first_may_end.set()
+            await asyncio.gather(committing, again)
+            assert [await RemoteOffsets(session, "g").fetch(queue, is_strict=True) for queue in queues] == [5, 6, 7]
+            assert [offsets.carried(queue) for queue in queues] == [5, 6, 7]
 
     asyncio.run(scenario())

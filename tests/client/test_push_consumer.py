@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from client.inbox import DEADLINE_S, Inbox, eventually, numbered
+from client.inbox import DEADLINE_S, Gate, Inbox, eventually, numbered
 from client.plain import send
 from skylark.client import offsets, pulling
-from skylark.client.errors import ClientClosed, InvalidMessage, NotReachable, RocketMQError
+from skylark.client.errors import ClientClosed, InvalidMessage, NotReachable, RocketMQError, RouteNotFound
 from skylark.client.listening import ConsumeContext, ConsumeHook, RetryLater
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
 from skylark.client.producer import Producer
 from skylark.client.pulling import Limits
 from skylark.client.push_consumer import PushConsumer
+from skylark.client.routes import TopicRoute
 from skylark.client.session import Session
 from skylark.testing import LocalCluster
 from skylark.wire.codes import RequestCode
@@ -48,23 +49,6 @@ async def cluster_with(
         for number, body in enumerate(numbered(count)):
             await send(session, read_queues[number % len(read_queues)], body)
         yield cluster, session, read_queues
-
-
-class Gate:
-    """A listener that waits to be let through."""
-
-    def __init__(self) -> None:
-        self.entered = Inbox()
-        self.done: list[bytes] = []
-        self._open = asyncio.Event()
-
-    async def __call__(self, message: Message) -> None:
-        await self.entered(message)
-        await self._open.wait()
-        self.done.append(message.body)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -113,6 +97,7 @@ def test_a_pull_that_is_handled_late_does_not_undo_a_commit(monkeypatch: pytest.
         async with cluster_with(2) as (cluster, session, [queue]):
             monkeypatch.setattr(pulling, "pull", keep_for_later)
             monkeypatch.setattr(offsets, "commit", commit_first)
+            monkeypatch.setattr(RemoteOffsets, "carried", RemoteOffsets.known)  # by the first pulls already
             async with consumer_of(cluster, "g", inbox, pull_batch_size=1):
                 await inbox.wait(2)
             assert await RemoteOffsets(session, "g").fetch(queue) == 2
@@ -172,6 +157,15 @@ def test_a_slow_listener_does_not_fill_the_memory() -> None:
     asyncio.run(main())
 
 
+async def route_of(session: Session, topic: str) -> TopicRoute:
+    """As soon as the broker has told the name server of a topic that it has just made."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with suppress(RouteNotFound):
+                return await session.routes.get(topic, refresh=True)
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("orderly", [False, True])
 def test_a_body_that_cannot_be_inflated_ends_in_the_dead_letters(orderly: bool) -> None:
     async def main() -> None:
@@ -184,7 +178,7 @@ def test_a_body_that_cannot_be_inflated_ends_in_the_dead_letters(orderly: bool) 
                 await inbox.wait(1)
                 assert inbox.bodies == [b"fine"]
             assert await RemoteOffsets(session, "g").fetch(queue) == 2
-            route = await session.routes.get("%DLQ%g", refresh=True)
+            route = await route_of(session, "%DLQ%g")
             assert len(route.read_queues) == 1
 
     asyncio.run(main())

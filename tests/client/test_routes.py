@@ -227,3 +227,36 @@ def test_a_static_topic_has_logical_queues_that_their_newest_leader_answers_for(
     assert route.brokers == {"broker-a": {0: "broker-a:1"}, "broker-b": {0: "broker-b:1"}}
     physical = build_route("t", msgspec.structs.replace(data, topic_queue_mapping_by_broker=None))
     assert physical.broker_of(physical.write_queues[0]) == "broker-a"
+
+
+def test_where_a_broker_is_the_newest_route_says() -> None:
+    """Not that of a topic which is gone, although it was the last to be learnt."""
+
+    async def run(server: NameServer, routes: Routes) -> None:
+        await routes.get("t")
+        await routes.get("gone")
+        del server.topics["gone"]
+        moved = route_data("a")
+        moved.broker_datas[0].broker_addrs = {0: "elsewhere:1"}
+        server.topics["t"] = moved
+        await routes.refresh()
+        assert routes.brokers == {"a": {0: "elsewhere:1"}}
+        assert routes.known("gone") is not None, "who started anew may not know it yet"
+        server.topics["gone"] = route_data("a")
+        await routes.get("gone", refresh=True)
+        assert routes.brokers == {"a": {0: "a:1", 1: "a:2"}}, "it is there again, as it was, and the newest"
+        await routes.get("t", refresh=True)
+        assert routes.brokers == {"a": {0: "elsewhere:1"}}, "so is this one, which did not change either"
+
+    with_routes(run, t=route_data("a"), gone=route_data("a"))
+
+
+def test_a_name_server_that_forgot_everything_takes_no_broker_away() -> None:
+    async def run(server: NameServer, routes: Routes) -> None:
+        await routes.get("t")
+        await routes.get_for_send("new")
+        server.topics.clear()
+        await routes.refresh()
+        assert set(routes.brokers) == {"a", "b"}
+
+    with_routes(run, t=route_data("a"), TBW102=route_data("b"))

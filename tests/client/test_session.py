@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,9 +14,15 @@ import pytest
 from client.scripted import HOST, ScriptedBroker, scripted_cluster
 from relay import relay
 from skylark.client import session as module
+from skylark.client.addresses import parse_name_servers
 from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, RequestTimeout, RocketMQError
+from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import Message, MessageQueue
-from skylark.client.session import Session, parse_name_servers
+from skylark.client.producer import Producer
+from skylark.client.push_consumer import PushConsumer
+from skylark.client.session import Session
+from skylark.client.simple_consumer import SimpleConsumer
+from skylark.net import pool
 from skylark.net.connection import Connection
 from skylark.net.server import bind
 from skylark.wire import fastjson
@@ -57,6 +63,23 @@ class Member:
     async def consume_directly(self, message: Message) -> Mapping[str, object]:
         self.told.append(message.body)
         return {"order": False, "consumeResult": "CR_SUCCESS"}
+
+
+async def nothing(_: Message) -> None:
+    """A listener."""
+
+
+def subscribed(consumer: PushConsumer | LitePullConsumer | SimpleConsumer) -> Any:
+    consumer.subscribe("orders")
+    return consumer
+
+
+CLIENTS: dict[str, Callable[[Session], Any]] = {
+    "producer": lambda session: Producer(group="g", session=session),
+    "push": lambda session: subscribed(PushConsumer(group="g", session=session, listener=nothing)),
+    "lite": lambda session: subscribed(LitePullConsumer(group="g", session=session)),
+    "simple": lambda session: subscribed(SimpleConsumer(group="g", session=session)),
+}
 
 
 def beats(broker: ScriptedBroker) -> list[Heartbeat]:
@@ -132,6 +155,25 @@ def test_a_name_server_that_is_reached_again_is_dialled_again() -> None:
     asyncio.run(run())
 
 
+def test_a_short_wait_is_enough_to_leave_a_silent_name_server_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the session itself would wait for an answer."""
+
+    async def run() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            relay(cluster.namesrv) as between,
+            Session(between.address, request_timeout_s=LONG_S) as session,
+        ):
+            await session.routes.get("orders")
+            between.cut()
+            monkeypatch.setattr(pool, "SILENCE_S", 0.05)
+            async with asyncio.timeout(LONG_S / 2):
+                await session.routes.get("orders", refresh=True)
+            assert between.dials == 2
+
+    asyncio.run(run())
+
+
 def test_members_are_told_to_the_brokers() -> None:
     async def run() -> None:
         async with scripted_cluster("a", orders=1) as cluster, Session(cluster.namesrv) as session:
@@ -199,7 +241,7 @@ def test_brokers_are_found_by_name_and_id() -> None:
             with pytest.raises(NotReachable, match="no route"):
                 session.broker_address("a")
             await session.routes.get("orders")
-            session.routes.brokers = {"a": {0: "m:1", 2: "s:1"}, "b": {1: "s:2"}}
+            session.routes._brokers = {"a": {0: "m:1", 2: "s:1"}, "b": {1: "s:2"}}
             assert session.broker_address("a") == "m:1"
             assert session.broker_address("a", 2) == "s:1"
             assert session.broker_address("a", None) == "m:1"
@@ -307,6 +349,127 @@ def test_it_ends_with_its_last_user() -> None:
                 await session.routes.get("orders", refresh=True)
 
     asyncio.run(run())
+
+
+def test_who_enters_while_the_last_one_leaves_has_a_session_of_its_own() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster:
+            [broker] = cluster.brokers
+            session = Session(cluster.namesrv)
+            for turn in range(50):
+                await session.acquire()
+                await session.routes.get("orders", refresh=True)
+                leaving = asyncio.create_task(session.release())
+                for _ in range(turn % 4):
+                    await asyncio.sleep(0)
+                async with session:
+                    await session.connect(broker.address, LONG_S)
+                    await leaving
+                    assert session.is_running
+                    assert session.ready_connection(broker.address) is not None
+                    await session.routes.get("orders", refresh=True)
+            assert not session.is_running
+
+    asyncio.run(run())
+
+
+def test_short_lived_producers_share_a_session() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster:
+            session = Session(cluster.namesrv)
+
+            async def come_and_go(number: int) -> None:
+                for _ in range(20):
+                    async with Producer(group=f"g{number}", session=session) as producer:
+                        await producer.send("orders", b"m", timeout_s=LONG_S)
+
+            await asyncio.gather(*map(come_and_go, range(5)))
+            assert len(cluster.brokers[0].sends) == 100
+            assert not session.is_running
+            assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_end_is_an_end() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster:
+            session = Session(cluster.namesrv)
+            await session.acquire()
+            leaving = asyncio.create_task(session.release())
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert not session.is_running
+            async with session:
+                await session.routes.get("orders")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["producer", "push", "lite", "simple"])
+def test_a_cancelled_start_leaves_no_member_behind(kind: str) -> None:
+    """The broker hears of it, is slow to answer, and is told then that the member is gone."""
+
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster, Session(cluster.namesrv) as session:
+            [broker] = cluster.brokers
+            may_answer = asyncio.Event()
+
+            async def beat(request: Frame, _: Connection) -> Frame:
+                broker.others.append(request)
+                broker.heard.setdefault(request.code, asyncio.Event()).set()
+                await may_answer.wait()
+                return request.reply()
+
+            broker._handlers[RequestCode.HEART_BEAT] = beat
+            broker._handlers[RequestCode.CHECK_CLIENT_CONFIG] = lambda request, _: request.reply()
+            await session.routes.get("orders")
+            starting = asyncio.create_task(CLIENTS[kind](session).start())
+            await broker.until(RequestCode.HEART_BEAT)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            may_answer.set()
+            await broker.until(RequestCode.UNREGISTER_CLIENT)
+            assert not session._producers
+            assert not session._consumers
+            assert session._users == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_id_is_one_sessions_at_a_time() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster, scripted_cluster("b", orders=1) as elsewhere:
+            first, second = (Session(cluster.namesrv, instance="i") for _ in range(2))
+            async with first:
+                with pytest.raises(RocketMQError, match=f"{first.client_id} runs in this process already.*session="):
+                    await second.acquire()
+                assert not second.is_running
+                async with Session(elsewhere.namesrv, instance="i"), Session(cluster.namesrv, instance="j"):
+                    pass
+            async with second:
+                await second.routes.get("orders")
+
+    asyncio.run(run())
+
+
+def test_a_client_id_is_free_when_its_event_loop_is_over() -> None:
+    """Also if nobody released the session then."""
+    kept: list[Session] = []
+
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster:
+            session = Session(name_servers, instance="i")
+            session.name_servers = [cluster.namesrv, name_servers]
+            kept.append(session)
+            await session.acquire()
+            assert (await session.routes.get("orders")).write_queues
+
+    name_servers = f"{HOST}:1"
+    asyncio.run(run())
+    asyncio.run(run())
+    assert not any(session.is_alive for session in kept)
 
 
 def test_a_child_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Brokers:
             await asyncio.sleep(0)
 
     def taken(self) -> list[bytes]:
-        taken = [each.body for each, _ in self.sources.pile]
+        taken = [each.message.body for each in self.sources.pile]
         self.sources.pile.clear()
         return taken
 

@@ -8,6 +8,8 @@ from client.scripted import ScriptedCluster, refuses, scripted_cluster, stored
 from skylark.client.message import MessageQueue
 from skylark.client.producer import Producer
 from skylark.client.session import Session
+from skylark.client.transactions import TransactionProducer
+from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import GetMaxOffset
@@ -71,5 +73,31 @@ def test_namespace_and_unit_on_the_wire() -> None:
             assert (fields["a"], fields["b"], fields["k"]) == ("tenant%g", "tenant%t", "true")
             assert (fields["nsd"], fields["ns"]) == ("true", "proxied")
             assert {frame.fields.get("ns") for frame in broker.others} == {"proxied"}
+
+    asyncio.run(main())
+
+
+def test_a_transaction_ends_at_the_broker_that_has_it() -> None:
+    """The queue of its message is a logical one, which no broker has the name of, and which may move meanwhile."""
+
+    async def main() -> None:
+        async with scripted_cluster("broker-a", "broker-b", t=1) as cluster:
+            ends: list[tuple[str, str]] = []
+            for broker in cluster.brokers:
+
+                def end(request: Frame, _: Connection, name: str = broker.name) -> Frame:
+                    ends.append((name, request.fields["bname"]))
+                    return request.reply()
+
+                broker._handlers[RequestCode.END_TRANSACTION] = end
+            move(cluster, 0)
+            async with TransactionProducer(cluster.namesrv, "g", checker=None) as producer:
+                async with producer.transaction("t", b"m"):
+                    pass
+                async with producer.transaction("t", b"m") as transaction:
+                    move(cluster, 1)
+                    await producer.session.routes.get("t", refresh=True)
+                    await transaction.rollback()
+            assert ends == [("broker-a", "broker-a")] * 2
 
     asyncio.run(main())

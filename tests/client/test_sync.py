@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import queue
+import sys
 import threading
 import time
 from typing import Any
@@ -15,7 +16,14 @@ import pytest
 from client.inbox import DEADLINE_S
 from client.plain import send
 from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, sync
-from skylark.client.errors import ClientClosed, ForkedProcess, InvalidMessage, RocketMQError, RouteNotFound
+from skylark.client.errors import (
+    CallbackFailed,
+    ClientClosed,
+    ForkedProcess,
+    InvalidMessage,
+    RocketMQError,
+    RouteNotFound,
+)
 from skylark.client.message import Message, MessageQueue
 from skylark.client.session import ConsumerMember, Session
 from skylark.testing import LocalCluster
@@ -110,6 +118,53 @@ def test_send(cluster: LocalCluster) -> None:
         assert len(producer.send_batch("orders", [b"c", b"d"])) == 2
         with pytest.raises(InvalidMessage):
             producer.send_soon("orders", b"")
+
+
+def test_messages_sent_soon_keep_their_order_and_come_before_what_follows(cluster: LocalCluster) -> None:
+    with sync.Producer(cluster.name_servers, group="senders", max_in_flight=3) as producer:
+        queue = producer.queues("orders")[0]
+        soon = [producer.send_soon("orders", b"%d" % number, queue=queue) for number in range(50)]
+        last = producer.send("orders", b"50", queue=queue)
+        assert [future.result(DEADLINE_S).queue_offset for future in soon] == list(range(50))
+        assert last.queue_offset == 50
+
+
+def test_closing_sends_what_was_handed_over(cluster: LocalCluster) -> None:
+    producer = sync.Producer(cluster.name_servers, group="senders")
+    producer.start()
+    soon = [producer.send_soon("orders", b"%d" % number) for number in range(200)]
+    producer.close()
+    assert len({future.result(0).msg_id for future in soon}) == 200
+    with pytest.raises(ClientClosed):
+        producer.send_soon("orders", b"too late")
+
+
+def test_many_threads_send_soon(cluster: LocalCluster) -> None:
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+        ids: list[str] = []
+
+        def work() -> None:
+            soon = [producer.send_soon("orders", b"x") for _ in range(300)]
+            ids.extend(future.result(DEADLINE_S).msg_id for future in soon)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(ids)) == 1200
+
+
+def test_what_goes_wrong_on_the_way_is_in_the_future_and_the_next_goes_on(cluster: LocalCluster) -> None:
+    def no_queue(*_: object) -> MessageQueue:
+        raise SystemExit
+
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+        wrong = producer.send_soon("orders", b"a", select=no_queue)
+        right = producer.send_soon("orders", b"b")
+        with pytest.raises((SystemExit, CallbackFailed)):
+            wrong.result(DEADLINE_S)
+        assert right.result(DEADLINE_S).queue.topic == "orders"
 
 
 def test_push(cluster: LocalCluster) -> None:
@@ -207,3 +262,9 @@ def test_a_hook_can_not_wait_for_its_own_loop() -> None:
 
     with pytest.raises(RuntimeError, match="wait forever"):
         consumer._background.run(nested)
+
+
+def test_what_ends_an_event_loop_does_not_end_that_of_the_clients(cluster: LocalCluster) -> None:
+    with sync.Producer(cluster.name_servers, group="p") as producer:
+        producer._background._loop.call_soon_threadsafe(sys.exit)
+        assert producer.send("orders", b"m", timeout_s=DEADLINE_S).msg_id

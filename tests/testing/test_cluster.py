@@ -7,6 +7,8 @@ import doctest
 import socket
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,78 @@ def test_a_directory_of_your_own_stays(tmp_path: Path) -> None:
     assert (tmp_path / "broker-a" / "commitlog").is_dir()
 
 
+def blocking(local: LocalCluster) -> Callable[[], Coroutine[None, None, None]]:
+    async def work() -> None:
+        local.run(local.broker.stop)
+
+    return work
+
+
+def test_entered_twice_it_refuses_and_goes_on() -> None:
+    async def main(local: LocalCluster) -> None:
+        with pytest.raises(RuntimeError, match="only once"):
+            async with local:
+                pass
+        with pytest.raises(RuntimeError, match="only once"), local:
+            pass
+        await local.create_topic("orders", 1)
+        assert await route(local.name_servers, "orders") is not None
+
+    async def outer() -> None:
+        async with LocalCluster() as local:
+            await main(local)
+
+    asyncio.run(outer())
+    with LocalCluster() as local:
+        asyncio.run(main(local))
+        local.run(local.broker.stop)
+        local.run(local.broker.start)
+    assert not [thread for thread in threading.enumerate() if thread.name == "skylark-local-cluster"]
+
+
+def test_the_name_server_goes_and_comes_back_with_all_routes() -> None:
+    async def main() -> None:
+        async with LocalCluster(brokers=2, topics={"orders": 2}) as local:
+            await local.brokers[1].stop()
+            before = local.name_server.address
+            await local.name_server.stop()
+            assert not local.name_server.running
+            with pytest.raises(ConnectionError):
+                await route(local.name_servers, "orders")
+            await local.name_server.start()
+            assert local.name_server.address == local.name_servers == before
+            found = await route(local.name_servers, "orders")
+            assert found is not None
+            assert [queues.broker_name for queues in found.queue_datas] == ["broker-a"]
+            await local.brokers[1].start()
+            found = await route(local.name_servers, "orders")
+            assert found is not None
+            assert len(found.queue_datas) == 2
+
+    asyncio.run(main())
+
+
+def test_it_serves_whichever_loop_asks() -> None:
+    """As where a fixture has the loop of a session, and each test one of its own."""
+    local = LocalCluster(topics={"orders": 1})
+
+    async def use() -> None:
+        assert await route(local.name_servers, "orders") is not None
+        await local.broker.stop()
+        assert await route(local.name_servers, "orders") is None
+        await local.broker.start()
+        await local.name_server.stop()
+        await local.name_server.start()
+        assert await route(local.name_servers, "orders") is not None
+
+    with asyncio.Runner() as session:
+        session.run(local.__aenter__())
+        for _ in range(2):
+            asyncio.run(use())
+        session.run(use())
+        session.run(local.__aexit__())
+
+
 def test_what_can_not_be_is_said(temporary: Path) -> None:
     with pytest.raises(ValueError, match="1 to 26 brokers, not 0"):
         LocalCluster(brokers=0)
@@ -107,12 +181,12 @@ def test_what_can_not_be_is_said(temporary: Path) -> None:
         pass
     with pytest.raises(ValueError, match="does not create the topic 'a b'"), LocalCluster(topics={"a b": 1}):
         pass
-    with LocalCluster() as local:
-        with pytest.raises(RuntimeError, match="only once"):
-            local.run(local.__aenter__)
-        assert local.broker.running
-    with pytest.raises(RuntimeError, match="await the call"):
+    with pytest.raises(RuntimeError, match="does not run"):
         LocalCluster().run(lambda: local.create_topic("x"))
+    with LocalCluster() as local, pytest.raises(RuntimeError, match="await it"):
+        local.run(blocking(local))
+    with pytest.raises(RuntimeError, match="has ended"):
+        local.run(local.broker.start)
     assert list(temporary.iterdir()) == []
 
 

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self, TypeVar
 
+from skylark.client.addresses import NameServers
 from skylark.client.errors import ClientClosed, InvalidMessage
-from skylark.client.listening import Listener, is_asynchronous
+from skylark.client.listening import Handlers, Listener
 from skylark.client.membership import Filter
-from skylark.client.message import Message
+from skylark.client.options import check_callback
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session, session_of
@@ -52,7 +53,7 @@ class App:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         *,
         session: Session | None = None,
         namespace: str = "",
@@ -96,6 +97,7 @@ class App:
             raise InvalidMessage(f"group {group!r} takes batches, which have one handler: use another group")
 
         def declare(handler: _Handler) -> _Handler:
+            check_callback("the handler", handler, "message")
             subscriptions.append(_Subscription(topic, tag, sql, filter, handler))
             return handler
 
@@ -160,9 +162,11 @@ class App:
         stack, self._running = self._running, None
         if stack is not None:
             # Together, so that slow handlers of several groups are waited for at the same time.
-            await asyncio.gather(*(consumer.close() for consumer in self.consumers.values()))
-            self.consumers.clear()
-            await stack.aclose()
+            try:
+                await asyncio.gather(*(consumer.close() for consumer in self.consumers.values()))
+            finally:
+                self.consumers.clear()
+                await stack.aclose()
 
     def _build(self, group: str, subscriptions: list[_Subscription]) -> PushConsumer:
         options = self._defaults | self._options[group]
@@ -180,16 +184,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _dispatcher(subscriptions: list[_Subscription]) -> Listener:
-    """One listener for all handlers of a group."""
+def _dispatcher(subscriptions: list[_Subscription]) -> Listener | Handlers:
+    """What a group calls: its only handler, or the one of each topic."""
     if len(subscriptions) == 1:
         return subscriptions[0].handler
-    handlers = {each.topic: each.handler for each in subscriptions}
-
-    async def dispatch(message: Message) -> Any:
-        handler = handlers[message.topic]
-        if is_asynchronous(handler):
-            return await handler(message)
-        return await asyncio.to_thread(handler, message)
-
-    return dispatch
+    return Handlers({each.topic: each.handler for each in subscriptions})

@@ -12,10 +12,10 @@ next one, which is another object even for the same queue. When the rebalance ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from skylark.client.crew import Worker, wait_for_end
 from skylark.client.pulling import Buffer, PullLoop
 from skylark.wire.bodies import MessageQueue
 
@@ -32,7 +32,11 @@ class Assignment:
         self.arrived = asyncio.Event()
         self.pull_loop: PullLoop | None = None
         self.locked_at_ms: int | None = None
+        """When the lock was asked for that holds now, by the steady clock."""
+        self.last_lock_ms = 0
         self.last_consume_ms = now_ms
+        self.is_overrun = False
+        """A listener still runs although its consumer gave up waiting for it."""
         self._revoked = False
         self._ended = False
         self._pulling: asyncio.Task[None] | None = None
@@ -55,16 +59,23 @@ class Assignment:
         return self._ended
 
     def is_locked(self, now_ms: int) -> bool:
-        """Whether the broker's lock surely holds: it lasts longer there than we rely on it."""
+        """Whether the broker's lock surely holds, by the steady clock: it lasts longer there than we rely on it."""
         return self.locked_at_ms is not None and now_ms - self.locked_at_ms <= LOCK_VALID_MS
 
     def start_pulling(self, loop: PullLoop, offset: int) -> None:
         self.pull_loop = loop
-        self._pulling = asyncio.create_task(loop.run(offset), name=f"pull {self!r}")
+        # A filter of the user's runs in it.
+        self._pulling = Worker(loop.run(offset), loop=asyncio.get_running_loop(), name=f"pull {self!r}")
 
-    def start_consuming(self, work: Coroutine[Any, Any, None]) -> None:
+    def is_stalled(self, now_s: float) -> bool:
+        """Whether nobody pulls the queue any more although it is ours; nothing would ever come of it."""
+        if self.pull_loop is None or self._pulling is None or self._revoked or self.pull_loop.has_moved:
+            return False
+        return self._pulling.done() or self.pull_loop.is_stuck(now_s)
+
+    def start_consuming(self, task: asyncio.Task[None]) -> None:
         """For orderly consumers, which have one task a queue."""
-        self._consuming = asyncio.create_task(work, name=f"consume {self!r}")
+        self._consuming = task
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -78,8 +89,8 @@ class Assignment:
             if not self._working:
                 self._idle.set()
 
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until no listener is running; False when that takes too long."""
+    async def wait_idle(self, timeout_s: float | None) -> bool:
+        """Waits until no listener is running; False when that takes too long. None waits as long as it takes."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -105,13 +116,13 @@ class Assignment:
         self.revoke()
         self._ended = True
 
-    async def cancel(self) -> None:
-        """Stops everything, also a listener that is running, and waits until it has."""
+    async def cancel(self) -> bool:
+        """Stops everything, also a listener that is running; False when that does not let itself be stopped."""
         self.end()
         tasks = [task for task in (self._pulling, self._consuming) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return await wait_for_end(tasks) == 0
 
 
 class Assignments:
@@ -137,6 +148,11 @@ class Assignments:
     @property
     def leaving(self) -> list[MessageQueue]:
         return list(self._leaving)
+
+    @property
+    def all(self) -> list[Assignment]:
+        """Those that are owned, and those on their way out, whose listener may still run."""
+        return [*self._owned.values(), *self._leaving.values()]
 
     def of_topic(self, topic: str) -> set[MessageQueue]:
         return {queue for queue in self._owned if queue.topic == topic}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from skylark.client.calling import call
 from skylark.client.errors import InvalidMessage
 from skylark.client.message import MessageQueue
 from skylark.wire.records import java_hash
@@ -24,7 +25,7 @@ def choice_of(
     if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
         raise InvalidMessage("queue, select and ordering_key exclude each other")
     if select is not None:
-        return lambda queues: select(queues, arg)
+        return lambda queues: call(select, queues, arg)
     if ordering_key is not None:
         return lambda queues: select_by_hash(queues, ordering_key)
     return queue

@@ -23,6 +23,7 @@ from skylark.wire.message import (
 
 MAX_INFLATED_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_LEVEL: Final = 5
+MAX_LEVEL: Final = 9
 
 
 class Codec(StrEnum):
@@ -54,6 +55,18 @@ def require(codec: Codec) -> None:
         _module(codec)
     except ImportError:
         raise InvalidMessage(f"{codec} is not installed; {how_to_install('compression')} brings it") from None
+
+
+def is_missing(sys_flag: int) -> bool:
+    """Whether a body with this sys flag can't be inflated because its codec is not installed here, or not known."""
+    codec = _CODECS.get(sys_flag & SYS_COMPRESSION_MASK)
+    if codec is None:
+        return True
+    try:
+        _module(codec)
+    except ImportError:
+        return True
+    return False
 
 
 def deflate(body: bytes, codec: Codec, level: int = DEFAULT_LEVEL) -> bytes:

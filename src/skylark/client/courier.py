@@ -4,6 +4,9 @@ On the way of a message there is no task and no timer of its own: answers are se
 one timer stands for the earliest deadline of all. Only a message that needs a route, a connection or another attempt
 goes the long way, by a coroutine.
 
+A refusal costs one of the message's attempts. A broker that is away costs none: a message that is patient is tried
+again until its time is over, at every other broker at once, and after a pause when all were tried.
+
 A message takes a slot when it departs and gives it back when its future is done, once.
 """
 
@@ -16,11 +19,12 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
+from skylark.client.calling import call
 from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
 from skylark.client.faults import Faults
 from skylark.client.message import MessageQueue, Receipt, SendStatus
 from skylark.client.routes import MAX_TOPICS, TopicRoute
-from skylark.client.sending import SendContext, SendHook, Sending, Slots, now_ms
+from skylark.client.sending import SendContext, SendHook, Sending, Slots, Unseen, now_ms
 from skylark.client.session import Session, drop_if_silent
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -37,8 +41,11 @@ _STATUSES: Final = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-# Where there is no other broker, a little time may help: a broker restarts, or gets out of breath.
-_BACKOFF_S: Final = 0.1
+# Where there is no other broker, a little time may help: a broker restarts, or gets out of breath. The pauses double.
+_FIRST_PAUSE_S: Final = 0.1
+_MAX_PAUSE_S: Final = 1.0
+_LAST_ATTEMPT_S: Final = 0.2  # what is kept of the time for the last attempt
+_AWAY_CODES: Final = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
 _MAX_MOVES: Final = 3
 
 
@@ -55,6 +62,7 @@ class Courier:
         attempt_timeout_s: float | None,
         faults: Faults | None,
         slots: Slots,
+        unseen: Unseen,
         default_topic: str,
         default_topic_queues: int,
         hooks: Sequence[SendHook],
@@ -66,6 +74,7 @@ class Courier:
         self._attempt_timeout_s = attempt_timeout_s
         self._faults = faults
         self._slots = slots
+        self._unseen = unseen
         self._default_topic = default_topic
         self._default_topic_queues = default_topic_queues
         self._default_topic_queues_text = str(default_topic_queues)
@@ -118,12 +127,13 @@ class Courier:
                     connection = await self.find_way(sending)
                 self._fly(sending, connection)
                 return
-            except (TimeoutError, ConnectionError) as e:
-                error = _as_ours(e, sending)
+            except (TimeoutError, ConnectionError, RouteNotFound) as e:
+                # A pause, or a dial, that the deadline ended says less than the failure before it.
+                error = error if error is not None and isinstance(e, TimeoutError) else _as_ours(e, sending)
                 if self._faults is not None and sending.queue is not None:
                     self._faults.failed(sending.broker, self._loop.time() * 1000)
                 self.after(sending, None, error)
-                if not self._may_retry(sending):
+                if not self._may_retry(sending, error):
                     self._finish(sending, None, error)
                     return
             except asyncio.CancelledError:
@@ -210,7 +220,7 @@ class Courier:
                     self._failed(sending, error, can_retry=False)
                     return
                 self.after(sending, receipt, None)
-                if status is not SendStatus.OK and self._retry_not_stored and self._may_retry(sending):
+                if status is not SendStatus.OK and self._retry_not_stored and self._may_retry(sending, None):
                     self._retry(sending, NotReachable(f"{sending.broker} did not store it safely: {status}"))
                 else:
                     self._finish(sending, receipt, None)
@@ -230,13 +240,18 @@ class Courier:
         if self._faults is not None:
             self._faults.failed(sending.broker, self._loop.time() * 1000)
         self.after(sending, None, error)
-        if can_retry and self._may_retry(sending):
+        if can_retry and self._may_retry(sending, error):
             self._retry(sending, error)
         else:
             self._finish(sending, None, error)
 
-    def _may_retry(self, sending: Sending) -> bool:
-        if sending.attempts_left <= 0 or sending.future.done() or self._loop.time() >= sending.deadline_s:
+    def _may_retry(self, sending: Sending, error: RocketMQError | None) -> bool:
+        left_s = sending.deadline_s - self._loop.time()
+        if sending.future.done() or left_s <= 0:
+            return False
+        if sending.is_patient and sending.broker and left_s > _LAST_ATTEMPT_S and _is_away(error):
+            return True
+        if sending.attempts_left <= 0 or isinstance(error, RouteNotFound):
             return False
         sending.attempts_left -= 1
         return True
@@ -247,16 +262,19 @@ class Courier:
         self._spawn(self._travel(sending, error))
 
     async def _recover(self, sending: Sending, error: RocketMQError) -> None:
-        """Before another attempt: asks for the route anew. At the same broker again, only after a pause."""
+        """Before another attempt: asks for the route anew. When every broker was tried, there is a pause first."""
         route = self._session.routes.known_for_send(sending.topic)
-        failed = sending.tried[-1] if sending.tried else None
         refresh = self._loop.create_task(self._refresh(sending.topic))
         self._keep(refresh)
-        has_moved = isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
-        if route is None or has_moved or all(route.broker_of(queue) == failed for queue in route.write_queues):
+        if isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
             await asyncio.shield(refresh)
-            await asyncio.sleep(_BACKOFF_S * len(sending.tried))
-        log.debug("message %s goes to another broker: %s", sending.msg_id, error)
+        brokers = set() if route is None or sending.is_bound else {route.broker_of(each) for each in route.write_queues}
+        rounds, others = divmod(len(sending.tried), max(len(brokers), 1))
+        if not others:
+            pause_s = min(_FIRST_PAUSE_S * 2 ** min(rounds - 1, 10), _MAX_PAUSE_S) if rounds else _FIRST_PAUSE_S
+            left_s = sending.deadline_s - self._loop.time() - _LAST_ATTEMPT_S
+            await asyncio.sleep(min(pause_s, max(left_s, 0)))
+        log.debug("message %s is sent again: %s", sending.msg_id, error)
 
     async def _refresh(self, topic: str) -> None:
         try:
@@ -305,8 +323,11 @@ class Courier:
             return  # whoever waited has given up
         if error is not None:
             if len(sending.tried) > 1:
-                error.add_note(f"tried {len(sending.tried)} times, at {', '.join(sending.tried)}")
+                error.add_note(f"tried {len(sending.tried)} times, at {', '.join(dict.fromkeys(sending.tried))}")
+            has_waiter = bool(sending.future._callbacks)
             sending.future.set_exception(error)
+            if sending.is_left_alone and not has_waiter:
+                self._unseen.add(sending.future)
         elif receipt is None:
             sending.future.cancel()
         else:
@@ -355,7 +376,7 @@ class Courier:
         )
         for hook in self._hooks:
             try:
-                hook.before_send(sending.context)
+                call(hook.before_send, sending.context)
             except Exception:
                 log.exception("%r failed before a send", hook)
 
@@ -367,7 +388,7 @@ class Courier:
         context.error = error
         for hook in self._hooks:
             try:
-                hook.after_send(context)
+                call(hook.after_send, context)
             except Exception:
                 log.exception("%r failed after a send", hook)
 
@@ -415,7 +436,14 @@ def as_timeout(sending: Sending) -> RequestTimeout:
     return RequestTimeout(f"message {sending.msg_id} was not sent at {sending.tried[-1]} before its time was over")
 
 
-def _as_ours(error: OSError, sending: Sending) -> RocketMQError:
+def _is_away(error: RocketMQError | None) -> bool:
+    """Whether it says no more than that the broker is not there now: it ends, begins, or has no route meanwhile."""
+    if isinstance(error, BrokerError):
+        return error.code in _AWAY_CODES
+    return isinstance(error, NotReachable | RouteNotFound)
+
+
+def _as_ours(error: OSError | RouteNotFound, sending: Sending) -> RocketMQError:
     if isinstance(error, RocketMQError):
         return error
     return as_timeout(sending) if isinstance(error, TimeoutError) else NotReachable(str(error))

@@ -6,10 +6,20 @@ knows nothing of RocketMQ can still tell a mistake of its own from a network tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from skylark.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from skylark.client.message import Receipt
+
+
+_HINTS: Final[dict[int, str]] = {
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: (
+        "the broker knows no such group and makes none by itself: create it, as with mqadmin updateSubGroup, or set "
+        "autoCreateSubscriptionGroup=true at the broker"
+    ),
+}
 
 
 class RocketMQError(Exception):
@@ -17,7 +27,7 @@ class RocketMQError(Exception):
 
 
 class InvalidMessage(RocketMQError, ValueError):
-    """The message, or a name in the call, is not one that a broker takes; nothing was sent."""
+    """A message, a name or an option is not one that is taken; nothing was sent."""
 
 
 class UnreadableMessage(RocketMQError, ValueError):
@@ -25,16 +35,21 @@ class UnreadableMessage(RocketMQError, ValueError):
 
 
 class BrokerError(RocketMQError):
-    """A server answered that it did not do what was asked, with a response code and a remark."""
+    """A server answered that it did not do what was asked, with a response code and a remark.
 
-    def __init__(self, code: int, remark: str | None, broker: str) -> None:
-        super().__init__(f"{broker} answered with code {code}: {remark or 'no remark'}")
+    The text also has a `hint` where the cause is known and the remark does not say what to do.
+    """
+
+    def __init__(self, code: int, remark: str | None, broker: str, hint: str = "") -> None:
+        hint = hint or _HINTS.get(code, "")
+        super().__init__(f"{broker} answered with code {code}: {remark or 'no remark'}{hint and f' ({hint})'}")
         self.code = code
         self.remark = remark or ""
         self.broker = broker
+        self.hint = hint
 
-    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str, str]]:
-        return type(self), (self.code, self.remark, self.broker)
+    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str, str, str]]:
+        return type(self), (self.code, self.remark, self.broker, self.hint)
 
 
 class RouteNotFound(RocketMQError):
@@ -66,8 +81,25 @@ class BatchInterrupted(RocketMQError):
         self.total = total
 
 
+class SendsFailed(RocketMQError):
+    """Messages of `send_soon` failed that nobody asks about: `count` of them, `first` is the error of the first."""
+
+    def __init__(self, count: int, first: BaseException) -> None:
+        super().__init__(f"{count} of the messages failed; the first: {first}")
+        self.count = count
+        self.first = first
+
+
+class OtherEventLoop(RocketMQError, RuntimeError):
+    """A client is used on another event loop than the one that started it, where its connections can't work."""
+
+
 class ClientClosed(RocketMQError):
     """The producer, consumer or session was closed, or not started yet."""
+
+
+class CallbackFailed(RocketMQError):
+    """A function of yours that the client calls raised what is no Exception, or returned what it must not return."""
 
 
 class ForkedProcess(RocketMQError):

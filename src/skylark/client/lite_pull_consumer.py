@@ -9,11 +9,11 @@ the other members of its group, or it is assigned queues and has them for itself
         async for message in consumer:
             ...
 
-Asking for more says that what came before is done: only that is committed, every 5 s, when a queue goes to another
-member, and at the end. One that leaves its block by an error does not commit what it had in hand, so that those
-messages come again.
+Asking for more says that what the same task, or thread, was given before is done (`holding`): only that is committed,
+every 5 s, when a queue goes to another member, and at the end. So does leaving the block without an error. One that
+leaves it by an error, or calls `close`, does not commit what it had in hand: those messages come again.
 
-What it has read ahead, and how far you are, is kept by `read_ahead`.
+What it has read ahead is kept by `read_ahead`, filled by `queue_reading`, for the queues that `queue_sharing` gives it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Self
 
+from skylark.client.addresses import NameServers
 from skylark.client.allocate import Strategy, average
-from skylark.client.errors import ClientClosed, RocketMQError
+from skylark.client.committing import Commits
+from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.failing import Failures
+from skylark.client.holding import Holding, current_holder
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
-from skylark.client.pull_consumer import PullConsumer
-from skylark.client.pulling import Limits, PullStatus
-from skylark.client.read_ahead import Owned, ReadAhead
+from skylark.client.pull_consumer import MAX_PULL, PullConsumer
+from skylark.client.pulling import Limits
+from skylark.client.queue_reading import QueueReading
+from skylark.client.queue_sharing import QueueSharing, look_at
+from skylark.client.read_ahead import Hand, Owned, ReadAhead
+from skylark.client.returning import Returns
 from skylark.client.session import Session, session_of
-from skylark.client.sharing import share_of
 from skylark.client.starting import FromWhere, Start, start_of
-from skylark.client.subscriptions import ALL, build_subscription
+from skylark.client.subscriptions import ALL, build_subscription, check_filter
 from skylark.client.tracing import ConsumeTraces, open_tracer
 from skylark.client.validation import check_group, check_topic
 from skylark.net.connection import RequestFailed
@@ -44,23 +50,27 @@ from skylark.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-SUSPEND_S: Final = 20.0
-PULL_TIMEOUT_S: Final = 10.0
-UNBALANCED_PAUSE_S: Final = 1.0
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 3.0
+MAX_HAND: Final = 256
+"""So many messages are dealt at once to one who iterates over them."""
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class _Failing:
-    """Something that fails at the moment, and in which of its parts: a broker that is away fails in all its queues."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.parts: set[str] = set()
+def _check_options(
+    pull_batch_size: int,
+    limits: Limits,
+    max_cached_messages: int,
+    commit_interval_s: float,
+    rebalance_interval_s: float,
+) -> None:
+    if not 1 <= pull_batch_size <= MAX_PULL:
+        raise InvalidMessage(f"pull_batch_size is {pull_batch_size}; a pull takes 1 to {MAX_PULL} messages")
+    if min(limits.messages, limits.size_bytes, max_cached_messages) < 1:
+        raise InvalidMessage("limits and max_cached_messages leave no room for a message: 1 is the least")
+    if not (commit_interval_s > 0 and rebalance_interval_s > 0):
+        raise InvalidMessage("commit_interval_s and rebalance_interval_s must be above 0")
 
 
 class LitePullConsumer:
@@ -68,7 +78,7 @@ class LitePullConsumer:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         group: str = "DEFAULT_CONSUMER",
         *,
         session: Session | None = None,
@@ -97,87 +107,127 @@ class LitePullConsumer:
         self._namespace = self._session.namespace
         group = self._namespace.wrap(group)
         check_group(group)
+        limits = limits or Limits()
+        _check_options(pull_batch_size, limits, max_cached_messages, commit_interval_s, rebalance_interval_s)
         self.group = group
         self._tracer = open_tracer(self._session, group, "CONSUME", trace)
         self._reader = PullConsumer(group=group, session=self._session, request_timeout_s=request_timeout_s)
         self._offsets = RemoteOffsets(self._session, group, request_timeout_s)
         self._start = Start.of(from_where, _now_ms())
-        self._auto_commit = auto_commit
-        self._commit_interval_s = commit_interval_s
-        self._pull_batch_size = pull_batch_size
-        self._strategy = strategy
-        self._rebalance_interval_s = rebalance_interval_s
         self._subscriptions: dict[str, Subscription] = {}
         self._assigned: dict[MessageQueue, Subscription] = {}
         self._started = False
         self._closed = False
-        self._joined = False
         self._is_balancing = False
-        self._told: dict[str, int] = {}  # topic -> the version of its subscription that the brokers have heard of
-        self._ahead = ReadAhead(limits or Limits(), max_cached_messages)
-        self._rebalance_asked = asyncio.Event()
+        self._waiters = 0
+        self._failures = Failures(group, log)
+        self._ahead = ReadAhead(limits, max_cached_messages)
+        self._holding = Holding(group, self._ahead)
+        self._commits = Commits(
+            group,
+            self._reader,
+            self._ahead,
+            self._holding,
+            self._failures,
+            is_automatic=auto_commit,
+            interval_s=commit_interval_s,
+        )
+        self._reading = QueueReading(
+            group,
+            self._reader,
+            self._ahead,
+            Returns(self._session, group, None, _now_ms),
+            self._failures,
+            batch_size=pull_batch_size,
+            first_offset=self._first_offset,
+            look_again=lambda topic: look_at(self._session, topic, refresh=True),
+        )
+        self._sharing = QueueSharing(
+            self._session,
+            self,
+            self._subscriptions,
+            self._failures,
+            strategy=strategy,
+            interval_s=rebalance_interval_s,
+            own=self._own_share,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._partings: set[asyncio.Task[None]] = set()  # last commits of queues that were given up
-        self._failing: dict[str, _Failing] = {}
 
     # Life.
 
     async def start(self) -> None:
-        """Returns when the first queues are taken; `async with` does it."""
+        """Returns when the first queues are taken; `async with` does it. Raises BrokerError for SQL that is none."""
         if self._started:
             return
         if self._closed:
             raise ClientClosed("a consumer is started once; make another one")
         await self._reader.start()
         self._started = True
-        if self._tracer is not None:
-            await self._tracer.start()
-        if self._auto_commit:
-            self._spawn(self._commit_regularly())
-        self._own(None, self._assigned)
-        if self._subscriptions:
-            try:
-                balanced = await self._rebalance()
-            except BaseException:
-                await self._close(done=False)
-                raise
-            self._keep_balanced(balanced)
+        try:
+            if self._tracer is not None:
+                await self._tracer.start()
+            await self._check_filters()
+            self._spawn(self._commits.run())
+            self._own(None, self._assigned)
+            if self._subscriptions:
+                self._keep_balanced(await self._sharing.share())
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
-        """Commits what was handed out, unless `auto_commit` is off, and leaves the group."""
-        await self._close(done=True)
+        """Commits what is settled, unless `auto_commit` is off, and leaves the group.
+
+        What was handed out last comes again, to whoever reads the queue then, unless you asked for more or called
+        `commit`.
+        """
+        if not self._started:
+            return
+        self._started, self._closed = False, True
+        self._reading.is_closing = True
+        self._ahead.arrived.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._holding.forget()
+        self._revoke(list(self._ahead.owned.values()))
+        await self._commits.parted()
+        await self._sharing.leave()
+        if self._tracer is not None:
+            await self._tracer.close()
+        await self._reader.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._close(done=kind is None)
-
-    async def _close(self, *, done: bool) -> None:
-        if not self._started:
-            return
-        self._started, self._closed = False, True
-        self._ahead.arrived.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if done:
-            self._ahead.settle()
-        self._revoke(list(self._ahead.owned.values()))
-        await asyncio.gather(*self._partings)
-        if self._joined:
-            self._joined = False
-            await self._session.remove_consumer(self.group)
-        if self._tracer is not None:
-            await self._tracer.close()
-        await self._reader.close()
+        if kind is None:
+            self._holding.settle(current_holder())
+        await self.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("group %s: something went wrong in the background", self.group, exc_info=error)
+
+    async def _check_filters(self) -> None:
+        """Has a broker look at each SQL expression; one that can't be asked is no reason not to start."""
+        wanted = [*self._subscriptions.values(), *self._assigned.values()]
+        for subscription in {(each.topic, each.sub_string): each for each in wanted if not each.is_by_tag}.values():
+            await look_at(self._session, subscription.topic)
+            try:
+                await check_filter(self._session, self.group, subscription)
+            except BrokerError:
+                raise
+            except RocketMQError as e:
+                log.warning("group %s: nobody can check the filter of %s: %s", self.group, subscription.topic, e)
 
     # What to read.
 
@@ -191,14 +241,14 @@ class LitePullConsumer:
         self._revoke_topic(topic)  # what was read ahead by another expression
         if self._started:
             self._keep_balanced(False)
-        self._rebalance_asked.set()
+        self._sharing.soon()
 
     def unsubscribe(self, topic: str) -> None:
         """Gives up the topic's queues."""
         topic = self._namespace.wrap(topic)
         if self._subscriptions.pop(topic, None) is not None:
             self._revoke_topic(topic)
-            self._rebalance_asked.set()
+            self._sharing.soon()
 
     def assign(self, queues: Iterable[MessageQueue], tag: str = ALL, *, sql: str | None = None) -> None:
         """Reads exactly these queues, whoever else does; those of an earlier call that are not among them end."""
@@ -216,7 +266,7 @@ class LitePullConsumer:
 
     def failures(self) -> list[str]:
         """What can't be done at the moment, or could not until the end: topics to read, offsets to commit."""
-        return [failing.text for failing in self._failing.values()]
+        return self._failures.texts()
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""
@@ -227,40 +277,72 @@ class LitePullConsumer:
     async def poll(self, timeout_s: float = 5.0, max_count: int = 32) -> list[Message]:
         """Up to `max_count` messages of one queue, an empty list if none came in time.
 
-        It also says that what earlier calls gave is done.
+        It also says that what earlier calls of the same task gave is done.
         """
         self._check_started()
-        self._ahead.settle()
-        if not self._ahead.is_ready:
-            self._ahead.arrived.clear()
+        if max_count < 1:
+            raise ValueError(f"max_count is {max_count}; it must be 1 or more")
+        holder = current_holder()
+        self._holding.settle(holder)
+        hand = self._take(max_count)
+        if hand is None:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._ahead.arrived.wait()
+                    while hand is None:
+                        await self._arrival()
+                        self._check_started()
+                        hand = self._take(max_count)
             except TimeoutError:
                 return []
-            self._check_started()
-        return self._take(max_count)
+        return list(hand.messages)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Message:
         """Ends when the consumer is closed, by another task."""
+        hand = self._holding.latest(current_holder())
+        if hand is None or not hand.rest:
+            hand = await self._deal()
+            if hand is None:
+                raise StopAsyncIteration
+        message = hand.current = hand.rest.popleft()
+        return message
+
+    async def _deal(self) -> Hand | None:
+        """A hand of messages for one who iterates, None when the consumer is closed.
+
+        Who iterates on gets twice as many each time. It is one message when others wait.
+        """
         if not self._closed:
             self._check_started()
-        self._ahead.settle()
-        while not self._ahead.is_ready:
-            if self._closed:
-                raise StopAsyncIteration
-            self._ahead.arrived.clear()
-            await self._ahead.arrived.wait()
-        return self._take(1)[0]
+        holder = current_holder()
+        last = self._holding.latest(holder)
+        count = min(2 * last.size, MAX_HAND) if last is not None else 1
+        self._holding.settle(holder)
+        while not self._closed:
+            hand = self._take(1 if self._waiters else count)
+            if hand is not None:
+                hand.deal()
+                return hand
+            await self._arrival()
+        return None
 
-    def _take(self, max_count: int) -> list[Message]:
-        messages = self._ahead.take(max_count)
-        if self._tracer is not None and messages:
-            ConsumeTraces(self._tracer, self._session).handed_out(self.group, messages)
-        return messages
+    def _take(self, max_count: int) -> Hand | None:
+        if not self._ahead.is_ready:
+            self._holding.reclaim_unread()
+        hand = self._holding.take(current_holder(), max_count)
+        if self._tracer is not None and hand is not None:
+            ConsumeTraces(self._tracer, self._session).handed_out(self.group, hand.messages)
+        return hand
+
+    async def _arrival(self) -> None:
+        self._ahead.arrived.clear()
+        self._waiters += 1
+        try:
+            await self._ahead.arrived.wait()
+        finally:
+            self._waiters -= 1
 
     # Places.
 
@@ -281,7 +363,7 @@ class LitePullConsumer:
 
     def position(self, queue: MessageQueue) -> int | None:
         """The offset of the next message that a poll will give, None until that is known."""
-        return self._find(queue).position
+        return self._find(queue).next_offset
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self._reader.min_offset(queue)
@@ -298,15 +380,18 @@ class LitePullConsumer:
         return await self._reader.committed(queue)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commits these offsets, or that everything handed out so far is done. Raises what the broker answers."""
+        """Commits these offsets, or that everything is done which this task was given. Raises what the broker answers.
+
+        What other tasks, or threads, hold is theirs to settle.
+        """
         self._check_started()
         if offsets is not None:
             for queue, offset in offsets.items():
                 await self._reader.commit(queue, offset)
             return
-        self._ahead.settle()
+        self._holding.settle(current_holder())
         for owned in list(self._ahead.owned.values()):
-            await self._commit(owned)
+            await self._commits.commit(owned)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Gives and reads no messages of these queues until they are resumed."""
@@ -330,7 +415,7 @@ class LitePullConsumer:
         )
 
     def rebalance_soon(self) -> None:
-        self._rebalance_asked.set()
+        self._sharing.soon()
 
     def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
@@ -359,63 +444,15 @@ class LitePullConsumer:
     def consume_directly(self, message: Message) -> Awaitable[Mapping[str, object]]:
         raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"group {self.group} pulls: it has no listener to consume with")
 
-    # Sharing queues.
+    # Queues.
 
     def _keep_balanced(self, balanced: bool) -> None:
         if not self._is_balancing:
             self._is_balancing = True
-            self._spawn(self._rebalance_regularly(balanced))
+            self._spawn(self._sharing.run(balanced))
 
-    async def _rebalance_regularly(self, balanced: bool) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self._rebalance_interval_s if balanced else UNBALANCED_PAUSE_S):
-                    await self._rebalance_asked.wait()
-            except TimeoutError:
-                pass  # time to look again, told or not
-            try:
-                balanced = await self._rebalance()
-                self._note_ok("join")
-            except RocketMQError as e:
-                balanced = False
-                self._note("join", f"group {self.group} can't be joined: {e}")
-
-    async def _rebalance(self) -> bool:
-        """Brings what is owned in line with what should be; False when that has to be tried again soon."""
-        self._rebalance_asked.clear()
-        await self._announce()
-        balanced = True
-        for topic in list(self._subscriptions):
-            what = f"sharing the queues of {topic}"
-            try:
-                balanced = await self._rebalance_topic(topic) and balanced
-                self._note_ok(what)
-            except RocketMQError as e:
-                balanced = False
-                self._note(what, f"group {self.group}: {what} failed, and is tried again: {e}")
-        return balanced
-
-    async def _announce(self) -> None:
-        """Sees to it that the brokers of all topics know what this member wants, before it takes its share."""
-        told = {topic: subscription.sub_version for topic, subscription in self._subscriptions.items()}
-        if self._joined and told == self._told:
-            return
-        for topic in told:
-            await self._look_again(topic, refresh=False)
-        self._told = told
-        if self._joined:
-            await self._session.heartbeat()
-        else:
-            await self._session.add_consumer(self)
-            self._joined = True
-
-    async def _rebalance_topic(self, topic: str) -> bool:
-        route = await self._session.routes.get(topic)
-        share = await share_of(self._session, self.group, route, self._strategy)
-        subscription = self._subscriptions.get(topic)
-        if subscription is not None:
-            self._own(topic, dict.fromkeys(share or [], subscription))
-        return share is not None
+    def _own_share(self, topic: str, share: Iterable[MessageQueue]) -> None:
+        self._own(topic, dict.fromkeys(share, self._subscriptions[topic]))
 
     def _own(self, topic: str | None, wanted: Mapping[MessageQueue, Subscription]) -> None:
         """Ends what is not wanted, of the topic or of all, and begins what is new."""
@@ -426,21 +463,21 @@ class LitePullConsumer:
         ]
         self._revoke(lost)
         for queue, subscription in wanted.items():
-            if queue not in self._ahead.owned:
+            owned = self._ahead.owned.get(queue)
+            if owned is None:
                 self._begin(Owned(queue, subscription))
+            elif not _is_same_filter(owned.wanted, subscription):
+                self._begin(self._ahead.succeed(owned, subscription))
 
     def _begin(self, owned: Owned) -> None:
         self._ahead.add(owned)
-        owned.task = asyncio.get_running_loop().create_task(self._read(owned))
+        owned.task = asyncio.get_running_loop().create_task(self._reading.run(owned))
 
     def _revoke(self, revoked: list[Owned]) -> None:
         """Ends owned queues; what is done of them is committed on the way out."""
         for owned in revoked:
             self._ahead.drop(owned)
-            if self._auto_commit:
-                task = asyncio.get_running_loop().create_task(self._commit_quietly(owned))
-                self._partings.add(task)
-                task.add_done_callback(self._partings.discard)
+            self._commits.part(owned)
 
     def _revoke_topic(self, topic: str) -> None:
         self._revoke([owned for owned in self._ahead.owned.values() if owned.queue.topic == topic])
@@ -451,97 +488,10 @@ class LitePullConsumer:
         moved.committed = owned.committed
         self._begin(moved)
 
-    # Reading ahead.
-
-    async def _read(self, owned: Owned) -> None:
-        where, queue = f"read topic {owned.queue.topic} at {owned.queue.broker_name}", str(owned.queue)
-        pause_s = FIRST_PAUSE_S
-        try:
-            while True:
-                try:
-                    await self._read_on(owned)
-                except RocketMQError as e:
-                    self._note(where, f"group {self.group} can't {where}, and goes on trying: {e}", queue)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-                    await self._look_again(owned.queue.topic)
-                else:
-                    pause_s = FIRST_PAUSE_S
-                    self._note_ok(where, queue)
-        finally:
-            if not self._closed:
-                self._note_ok(where, queue)  # the queue is another's now
-
-    async def _read_on(self, owned: Owned) -> None:
-        await self._ahead.wait_for_room(owned)
-        if owned.next_pull is None:
-            owned.begin_at(await self._first_offset(owned.queue))
-            assert owned.next_pull is not None
-        pulled = await self._reader.pull_for(
-            owned.wanted,
-            owned.queue,
-            owned.next_pull,
-            self._pull_batch_size,
-            wait_s=SUSPEND_S,
-            timeout_s=PULL_TIMEOUT_S,
-        )
-        if pulled.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s has no offset %d; going on at %d", owned.queue, owned.next_pull, pulled.next_offset)
-        for offset, reason in pulled.unreadable.items():
-            log.error("the message at offset %d of %s is left out: %s", offset, owned.queue, reason)
-        readable = [message for message in pulled.messages if message.queue_offset not in pulled.unreadable]
-        self._ahead.put(owned, readable, pulled.next_offset)
-
     async def _first_offset(self, queue: MessageQueue) -> int:
-        if self._partings:
-            await asyncio.wait(self._partings)  # one of them may have just been this queue
+        await self._commits.parted()  # this queue may be among those that were just given up
+        await look_at(self._session, queue.topic)
         return await start_of(self._session, self._offsets, queue, self._start)
-
-    async def _look_again(self, topic: str, *, refresh: bool = True) -> None:
-        try:
-            await self._session.routes.get(topic, refresh=refresh)
-        except RocketMQError as e:
-            log.debug("the route of %s is not known: %s", topic, e)
-
-    # Committing.
-
-    async def _commit_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._commit_interval_s)
-            for owned in list(self._ahead.owned.values()):
-                await self._commit_quietly(owned)
-
-    async def _commit(self, owned: Owned) -> None:
-        offset = owned.done
-        if offset is not None and offset != owned.committed:
-            await self._reader.commit(owned.queue, offset)
-            owned.committed = offset
-
-    async def _commit_quietly(self, owned: Owned) -> None:
-        where = f"commit to {owned.queue.broker_name}"
-        try:
-            await self._commit(owned)
-        except RocketMQError as e:
-            self._note(where, f"group {self.group} can't {where}: {e}")
-        else:
-            self._note_ok(where)
-
-    def _note(self, what: str, text: str, part: str = "") -> None:
-        """Logs a failure when it begins, not each time, and once for all its parts."""
-        failing = self._failing.get(what)
-        if failing is None:
-            failing = self._failing[what] = _Failing(text)
-            log.warning("%s", text)
-        failing.parts.add(part)
-
-    def _note_ok(self, what: str, part: str = "") -> None:
-        failing = self._failing.get(what)
-        if failing is None:
-            return
-        failing.parts.discard(part)
-        if not failing.parts:
-            del self._failing[what]
-            log.info("group %s: %s works again", self.group, what)
 
     def _find(self, queue: MessageQueue) -> Owned:
         owned = self._ahead.owned.get(self._namespace.wrap_queue(queue))
@@ -552,3 +502,7 @@ class LitePullConsumer:
     def _check_started(self) -> None:
         if not self._started:
             raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
+
+
+def _is_same_filter(one: Subscription, other: Subscription) -> bool:
+    return (one.sub_string, one.expression_type) == (other.sub_string, other.expression_type)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,13 +18,16 @@ import msgspec
 
 from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
+from skylark.client.calling import call
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
+from skylark.client.crew import Crew
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.filter_classes import FilterClass, upload
-from skylark.client.listening import ConsumeHook, Listener, Listening, is_asynchronous
+from skylark.client.listening import ConsumeHook, Handlers, Listener, Listening, Outcome
 from skylark.client.locking import QueueLocks
 from skylark.client.message import Message
-from skylark.client.offsets import LocalOffsets, Offsets, RemoteOffsets
+from skylark.client.offsets import UNKNOWN, LocalOffsets, Offsets, RemoteOffsets
+from skylark.client.orderly_commits import CommittedByListener
 from skylark.client.pop_consuming import PopConsumption
 from skylark.client.pop_loops import PopLoops
 from skylark.client.popping import DEFAULT_RECONSUME_TIMES
@@ -35,6 +38,7 @@ from skylark.client.returning import Returns
 from skylark.client.session import Session
 from skylark.client.starting import Start, start_of
 from skylark.client.subscriptions import check_filter, restore_topic, retry_topic
+from skylark.client.timing import steady_ms
 from skylark.wire.bodies import (
     BROADCASTING,
     CLUSTERING,
@@ -65,6 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     is_broadcasting: bool
     is_orderly: bool
+    auto_commit: bool
     start: Start
     concurrency: int
     batch_size: int | None
@@ -93,7 +98,7 @@ class Membership:
         session: Session,
         group: str,
         options: Options,
-        listener: Listener,
+        listener: Listener | Handlers,
         subscriptions: dict[str, Subscription],
         filters: Mapping[str, Filter],
         running: asyncio.Event,
@@ -109,20 +114,22 @@ class Membership:
         self._classes = classes
         self._started_ms = now_ms()
         self.assignments = Assignments()
-        self._executor = None
-        if not is_asynchronous(listener):
-            self._executor = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"listener of {group}")
+        self._crew = Crew(group)
         self._listening = Listening(
             listener,
             group=group,
             takes_batches=options.batch_size is not None,
             hooks=options.hooks,
-            executor=self._executor,
+            concurrency=options.concurrency,
+            grace_s=options.shutdown_timeout_s,
             namespace=session.namespace,
+            is_ending=lambda: self._crew.is_ending,
+            is_orderly=options.is_orderly,
+            timeout_s=options.consume_timeout_s,
         )
         self.offsets: Offsets
         if options.is_broadcasting:
-            self.offsets = LocalOffsets(session.client_id, group, options.offsets_directory)
+            self.offsets = LocalOffsets(session.lasting_id, group, options.offsets_directory)
         else:
             self.offsets = RemoteOffsets(session, group)
         self._has_locks = options.is_orderly and not options.is_broadcasting
@@ -149,8 +156,10 @@ class Membership:
         )
         self._rebalance_wanted = asyncio.Event()
         self._has_joined = False
-        self._rates = Rates(self._started_ms)
+        self._rates = Rates(steady_ms())
         self._tasks: set[asyncio.Task[None]] = set()
+        self._rebalancing: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._leave_routes: Callable[[], None] = lambda: None
 
     def _build_consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
@@ -158,28 +167,38 @@ class Membership:
         returns = None
         if not options.is_broadcasting:
             returns = Returns(self._session, self._group, options.max_reconsume_times, now_ms)
+        limit = options.max_reconsume_times
+        if limit is None:
+            limit = NEVER if options.is_orderly else 0
         if options.is_orderly:
-            return OrderlyConsumption(
+            if options.auto_commit:
+                build: Callable[..., OrderlyConsumption] = OrderlyConsumption
+            else:
+                build = partial(CommittedByListener, max_open=options.limits.messages)
+            return build(
                 self._listening,
                 self.offsets,
                 returns,
+                self._crew,
                 group=self._group,
                 batch_size=options.batch_size or 1,
                 running=self._running,
                 now_ms=now_ms,
                 concurrency=options.concurrency,
                 suspend_s=options.suspend_s,
-                max_reconsume_times=NEVER if options.max_reconsume_times is None else options.max_reconsume_times,
+                max_reconsume_times=limit,
                 relock=self._relock if self._has_locks else None,
             )
         return ConcurrentConsumption(
             self._listening,
             self.offsets,
             returns,
+            self._crew,
             group=self._group,
             batch_size=options.batch_size or 1,
             running=self._running,
             now_ms=now_ms,
+            max_reconsume_times=limit,
             concurrency=options.concurrency,
             timeout_s=options.consume_timeout_s,
         )
@@ -193,11 +212,11 @@ class Membership:
             self._session,
             self._listening,
             Returns(self._session, self._group, options.max_reconsume_times, now_ms),
+            self._crew,
             group=self._group,
             is_orderly=options.is_orderly,
             batch_size=options.batch_size or 1,
             running=self._running,
-            now_ms=now_ms,
             concurrency=options.concurrency,
             timeout_s=options.consume_timeout_s,
             suspend_s=options.suspend_s,
@@ -214,6 +233,7 @@ class Membership:
             self.subscriptions,
             consumption,
             self.wants,
+            self._crew,
             always=options.mode == "pop",
             init_mode=FROM_MIN if options.start.where == "first" else FROM_MAX,
             in_order=options.is_orderly,
@@ -244,11 +264,13 @@ class Membership:
             self._pop_consumption.start()
         await self._join()
         balanced = await self._rebalance.run()
-        self._spawn(self._rebalance_forever(balanced))
-        self._spawn(self._commit_forever())
-        self._spawn(self._upload_forever())
+        self._rebalancing = self._crew.hire(
+            partial(self._rebalance_forever, balanced), "rebalancing", until=lambda: self._is_stopping
+        )
+        self._crew.hire(self._commit_forever, "committing")
+        self._crew.hire(self._upload_forever, "uploading of filter classes")
         if self._has_locks:
-            self._spawn(self._lock_forever())
+            self._crew.hire(self._lock_forever, "renewal of locks")
 
     async def _join(self) -> None:
         self._has_joined = True
@@ -258,24 +280,43 @@ class Membership:
             self._has_joined = False  # and so it must not leave: another consumer is the group's member here
             raise
 
+    def halt(self) -> None:
+        """Calls the listener no more."""
+        self.consumption.halt()
+        if self._pop_consumption is not None:
+            self._pop_consumption.halt()
+
     async def stop(self) -> None:
         """Finishes what the listener is working on, commits, and leaves the group."""
+        self._is_stopping = True
         self._leave_routes()
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *([self._rebalancing] if self._rebalancing is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for assignment in self.assignments:
             assignment.revoke()
+        # Whatever fails, the rest is done.
         if self.pops is not None and self._pop_consumption is not None:
-            await self.pops.close()
-            await self._pop_consumption.stop(self._options.shutdown_timeout_s)
-        await self.consumption.stop(self._options.shutdown_timeout_s)
-        await self._rebalance.close()
+            await self._try("end its pops", self.pops.close())
+            await self._try("end its listeners", self._pop_consumption.stop(self._options.shutdown_timeout_s))
+        await self._try("end its listeners", self.consumption.stop(self._options.shutdown_timeout_s))
+        await self._crew.end()
+        await self._try("commit", self._rebalance.close())
         if self._has_joined:
-            await self._session.remove_consumer(self._group)
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            await self._try("leave the group", self._session.remove_consumer(self._group))
+        self._listening.close()
+
+    async def _try(self, what: str, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except Exception:
+            log.exception("%s could not %s when it was closed", self._group, what)
+
+    @property
+    def is_called_by_listener(self) -> bool:
+        """Whether the code that runs now was called, or started, by this member's listener."""
+        return self._listening.is_caller
 
     async def commit(self) -> None:
         await self.offsets.persist(self.assignments.queues)
@@ -313,7 +354,7 @@ class Membership:
         return self.offsets.table(topic)
 
     def running_info(self) -> dict[str, object]:
-        at_ms = now_ms()
+        at_ms = steady_ms()
         statuses = {topic: self._rates.status(topic, at_ms, self.consumption.tallies) for topic in self.subscriptions}
         properties = {
             "PROP_CLIENT_VERSION": _CLIENT_VERSION,
@@ -323,14 +364,24 @@ class Membership:
             "PROP_NAMESERVER_ADDR": ";".join(self._session.name_servers),
             "PROP_THREADPOOL_CORE_SIZE": str(self._options.concurrency),
         }
-        info = running_info(properties, self.subscriptions.values(), self.assignments, self.offsets, statuses, at_ms)
+        info = running_info(properties, self.subscriptions.values(), self.assignments, self.offsets, statuses)
         return info if self.pops is None else info | {"mqPopTable": self.pops.table()}
 
     async def consume_directly(self, message: Message) -> dict[str, object]:
         restore_topic(message, self._group)
-        began_ms = now_ms()
-        outcome = await self._listening.consume(message.queue, [message])
-        return direct_result(outcome, is_orderly=self._options.is_orderly, spent_ms=now_ms() - began_ms)
+        began_ms = steady_ms()
+        # In a task of its own: the one that asks ends with the connection of the operator.
+        outcome = await asyncio.shield(asyncio.create_task(self._consume_once(message)))
+        return direct_result(
+            outcome,
+            is_orderly=self._options.is_orderly,
+            spent_ms=steady_ms() - began_ms,
+            auto_commit=self._options.auto_commit,
+        )
+
+    async def _consume_once(self, message: Message) -> Outcome:
+        self._listening.enter()
+        return await self._listening.consume(message.queue, [message])
 
     # In the background.
 
@@ -354,6 +405,9 @@ class Membership:
             self.rebalance_soon()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_stopping:
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -383,7 +437,7 @@ class Membership:
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self._options.commit_interval_s)
-            self._rates.sample(now_ms(), self.consumption.tallies)
+            self._rates.sample(steady_ms(), self.consumption.tallies)
             try:
                 await self.commit()
             except RocketMQError as e:
@@ -417,7 +471,7 @@ class Membership:
             self._group,
             assignment.queue,
             assignment.buffer,
-            _QueueSink(self, assignment, commits=not self._options.is_broadcasting),
+            _QueueSink(self, assignment),
             limits=self._options.limits,
             max_messages=self._options.pull_batch_size,
             running=self._running,
@@ -442,7 +496,7 @@ class Membership:
             return True
         message.topic = self._session.namespace.unwrap(message.topic)
         try:
-            return wanted(message)
+            return bool(call(wanted, message))
         except Exception:
             log.exception("the filter of topic %s failed; the message is consumed", message.topic)
             return True
@@ -451,10 +505,9 @@ class Membership:
 class _QueueSink:
     """What the pull loop of one assignment works for."""
 
-    def __init__(self, member: Membership, assignment: Assignment, *, commits: bool) -> None:
+    def __init__(self, member: Membership, assignment: Assignment) -> None:
         self._member = member
         self._assignment = assignment
-        self._commits = commits
 
     def subscription(self) -> Subscription | None:
         return self._member.subscriptions.get(self._assignment.queue.topic)
@@ -462,9 +515,9 @@ class _QueueSink:
     def commit_offset(self) -> int:
         # Not while a message is in hand: what is committed next is higher than what this pull would carry, and a broker
         # with many threads, as Apache's, may come to the pull last.
-        if not self._commits or len(self._assignment.buffer):
-            return -1
-        return self._member.offsets.known(self._assignment.queue)
+        if len(self._assignment.buffer):
+            return UNKNOWN
+        return self._member.offsets.carried(self._assignment.queue)
 
     def found(self, pulled: Pulled) -> None:
         member, assignment = self._member, self._assignment

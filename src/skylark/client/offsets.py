@@ -3,8 +3,10 @@
 A group whose members share the messages (clustering) stores its offsets at the brokers. A group whose members all get
 every message (broadcasting) stores those of each member in a file of its own, the one that Apache's client would use:
 
-    <home>/.rocketmq_offsets/<client id>/<group>/offsets.json     and the state before it in offsets.json.bak
+    <home>/.rocketmq_offsets/<id>/<group>/offsets.json     and the state before it in offsets.json.bak
     {"offsetTable": {{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}: 42}}
+
+The id is `ip@DEFAULT`, or the client id where the session has an instance name: see `skylark.client.places`.
 
 An offset is that of the next message to consume. `update` only ever moves it forward, unless it is told otherwise.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,12 +23,14 @@ from typing import Final, Protocol
 import msgspec
 
 from skylark.client.errors import BrokerError, RocketMQError
+from skylark.client.places import FILE_NAME, Place, copy_of, take
 from skylark.client.session import Session
 from skylark.wire import fastjson
 from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import QueryConsumerOffset, UpdateConsumerOffset
+from skylark.wire.routes import MASTER_ID
 from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
@@ -45,22 +50,30 @@ async def ask_offset(
 async def committed(session: Session, group: str, queue: MessageQueue, timeout_s: float, *, is_strict: bool) -> int:
     """The group's offset at the broker, UNKNOWN when there is none; see `Offsets.fetch`. Raises RocketMQError."""
     header = QueryConsumerOffset(group, queue.topic, queue.queue_id, False if is_strict else None)
-    answer = await _ask(session, queue, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s)
+    # A slave's offsets may be older than a master's.
+    broker_id = await session.readable_id(queue, may_be_outdated=False)
+    answer = await _ask(session, queue, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s, broker_id)
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return UNKNOWN
     return int(_checked(answer, queue).fields["offset"])
 
 
 async def commit(session: Session, group: str, queue: MessageQueue, offset: int, timeout_s: float) -> None:
-    """Stores the group's offset at the broker. Raises RocketMQError."""
+    """Stores the group's offset at the broker, or at its slave while there is no master. Raises RocketMQError."""
     header = UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset)
-    _checked(await _ask(session, queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s), queue)
+    broker_id = await session.readable_id(queue)
+    _checked(await _ask(session, queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s, broker_id), queue)
 
 
 async def _ask(
-    session: Session, queue: MessageQueue, code: int, header: msgspec.Struct, timeout_s: float | None
+    session: Session,
+    queue: MessageQueue,
+    code: int,
+    header: msgspec.Struct,
+    timeout_s: float | None,
+    broker_id: int = MASTER_ID,
 ) -> Frame:
-    return await session.ask_queue(queue, Frame(code, encode_header(header)), timeout_s)
+    return await session.ask_queue(queue, Frame(code, encode_header(header)), timeout_s, broker_id=broker_id)
 
 
 def _checked(answer: Frame, queue: MessageQueue) -> Frame:
@@ -82,6 +95,9 @@ class Offsets(Protocol):
     def known(self, queue: MessageQueue) -> int:
         """The offset in memory, UNKNOWN when there is none."""
 
+    def carried(self, queue: MessageQueue) -> int:
+        """The offset that a pull of this queue may commit on its way, UNKNOWN when it may not."""
+
     def update(self, queue: MessageQueue, offset: int, *, increase_only: bool = True) -> None:
         """Remembers an offset; `persist` stores it."""
 
@@ -93,6 +109,9 @@ class Offsets(Protocol):
 
     def table(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """The offsets in memory."""
+
+    def close(self) -> None:
+        """After the last `persist`."""
 
 
 class _Memory:
@@ -121,6 +140,9 @@ class _Memory:
         self._offsets.pop(queue, None)
         self._dirty.discard(queue)
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
     def table(self, topic: str | None = None) -> dict[MessageQueue, int]:
         return {queue: offset for queue, offset in self._offsets.items() if topic in (None, queue.topic)}
 
@@ -130,6 +152,9 @@ class RemoteOffsets(_Memory):
 
     A queue is given up when its broker is away, and what was consumed last can't be committed then. If this member gets
     the queue back, and nobody has committed to it meanwhile, it goes on where it was.
+
+    The first commit to each broker, for each topic, comes alone, and pulls carry none before it is answered: Apache's
+    broker makes a table for the group then, and forgets what else comes at that moment.
     """
 
     def __init__(self, session: Session, group: str, timeout_s: float = 3.0) -> None:
@@ -140,6 +165,8 @@ class RemoteOffsets(_Memory):
         self._failing: set[str] = set()
         self._stored: dict[MessageQueue, int] = {}  # as the broker said last, or was told
         self._left: dict[MessageQueue, tuple[int, int]] = {}  # what was stored and what was known when it was given up
+        self._begun: set[tuple[str, str]] = set()  # the brokers and topics for which a commit was answered
+        self._first: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         stored = await committed(self._session, self._group, queue, self._timeout_s, is_strict=is_strict)
@@ -156,13 +183,27 @@ class RemoteOffsets(_Memory):
             self._left[queue] = stored, self._offsets[queue]
         super().forget(queue)
 
+    def carried(self, queue: MessageQueue) -> int:
+        return self.known(queue) if _place(queue) in self._begun else UNKNOWN
+
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
-        dirty = [queue for queue in queues if queue in self._dirty]
-        if dirty:
-            await asyncio.gather(*(self._store(queue) for queue in dirty))
+        places: dict[tuple[str, str], list[MessageQueue]] = {}
+        for queue in queues:
+            if queue in self._dirty:
+                places.setdefault(_place(queue), []).append(queue)
+        if places:
+            await asyncio.gather(*(self._store_all(place, dirty) for place, dirty in places.items()))
+
+    async def _store_all(self, place: tuple[str, str], queues: list[MessageQueue]) -> None:
+        if place not in self._begun:
+            first, *queues = queues
+            async with self._first[place]:
+                await self._store(first)
+        await asyncio.gather(*(self._store(queue) for queue in queues))
 
     async def _store(self, queue: MessageQueue) -> None:
-        offset = self._offsets[queue]
+        if (offset := self.known(queue)) == UNKNOWN:
+            return  # given up while another commit was waited for
         broker = queue.broker_name
         try:
             await commit(self._session, self._group, queue, offset, self._timeout_s)
@@ -171,6 +212,7 @@ class RemoteOffsets(_Memory):
                 self._failing.add(broker)
                 log.warning("group %s: offsets can't be committed to %s: %s", self._group, broker, e)
         else:
+            self._begun.add(_place(queue))
             self._stored[queue] = offset
             # Not before: whoever is cancelled meanwhile has stored nothing, and another call must do so.
             if self._offsets.get(queue) == offset:
@@ -180,6 +222,10 @@ class RemoteOffsets(_Memory):
                 log.info("group %s: offsets are committed to %s again", self._group, broker)
 
 
+def _place(queue: MessageQueue) -> tuple[str, str]:
+    return queue.broker_name, queue.topic
+
+
 class OffsetFile(msgspec.Struct, rename="camel"):
     """The content of `offsets.json`."""
 
@@ -187,18 +233,25 @@ class OffsetFile(msgspec.Struct, rename="camel"):
 
 
 class LocalOffsets(_Memory):
-    """Offsets in a file of this member: for broadcasting.
+    """Offsets in a file of this member: for broadcasting. Between `load` and `close` nobody else has that file.
 
     Writing replaces the file in one step, so a crash leaves either the old or the new one.
     """
 
-    def __init__(self, client_id: str, group: str, directory: Path | None = None) -> None:
+    def __init__(self, lasting_id: str, group: str, directory: Path | None = None) -> None:
         super().__init__()
-        self.path = (directory or default_directory()) / client_id / group / "offsets.json"
+        self._directory = directory or default_directory()
+        self._lasting_id = lasting_id
+        self._group = group
+        self.path = self._directory / lasting_id / group / FILE_NAME
+        self._place: Place | None = None
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Reads the file, or the copy before it if the file is empty or damaged."""
+        """Takes a place, and reads its file, or the copy before it if the file is empty or damaged."""
+        if self._place is None:
+            self._place = take(self._directory, self._lasting_id, self._group)
+            self.path = self._place.directory / FILE_NAME
         stored = self._read()
         self._offsets = dict(stored.offset_table)
         self._dirty.clear()
@@ -206,6 +259,14 @@ class LocalOffsets(_Memory):
     async def fetch(self, queue: MessageQueue, *, is_strict: bool = False) -> int:
         stored = await asyncio.to_thread(self._read)
         return self._learn(queue, stored.offset_table.get(queue, UNKNOWN))
+
+    def carried(self, queue: MessageQueue) -> int:
+        return UNKNOWN
+
+    def close(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         wanted = list(queues)
@@ -221,7 +282,7 @@ class LocalOffsets(_Memory):
                 log.warning("offsets can't be written to %s: %s", self.path, e)
 
     def _read(self) -> OffsetFile:
-        for path in (self.path, _copy_of(self.path)):
+        for path in (self.path, copy_of(self.path)):
             try:
                 data = path.read_bytes()
                 if data:
@@ -238,17 +299,13 @@ class LocalOffsets(_Memory):
         content = fastjson.dumps(OffsetFile(offset_table=stored.offset_table | changed), pretty=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            _replace(_copy_of(self.path), self.path.read_bytes())
+            _replace(copy_of(self.path), self.path.read_bytes())
         _replace(self.path, content)
 
 
 def default_directory() -> Path:
     """Where Apache's client keeps its files: in the user's home."""
     return Path.home() / DIRECTORY_NAME
-
-
-def _copy_of(path: Path) -> Path:
-    return path.with_name(path.name + ".bak")
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -18,22 +18,23 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from skylark.client import popping
-from skylark.client.consuming import DEAD_LETTER_LEVEL, Tally
+from skylark.client.consuming import LEVEL_DELAYS_S, Tally, pause_of
+from skylark.client.crew import Crew, wait_for_end
 from skylark.client.errors import RocketMQError
-from skylark.client.listening import Listening, Outcome
+from skylark.client.listening import DEAD_LETTER_LEVEL, Listening, Outcome
 from skylark.client.message import Message
-from skylark.client.popping import Popped
+from skylark.client.popping import MAX_INVISIBLE_S, Popped
 from skylark.client.returning import Returns
 from skylark.client.session import Session
+from skylark.client.threads import NotCalled
+from skylark.client.timing import steady_ms
 
 log = logging.getLogger(__name__)
 
-# Apache's pauses between the tries of a popped message, and those that a listener names by their level.
+# Apache's pauses between the tries of a popped message.
 POP_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-LEVEL_DELAYS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 _ACK_AGAIN_S: Final = 0.5
 _CLOSING_S: Final = 3.0
-_MAX_SUSPEND_S: Final = 30.0
 
 
 class Held:
@@ -45,6 +46,7 @@ class Held:
         self.since_s = now_s
         self.hidden_at_s = now_s
         self.is_done = False
+        self.is_leaving = False  # what is said of it is on its way, and an extension must not overtake it
         self.is_abandoned = False
         self.extension: asyncio.Task[None] | None = None
         self.finished = finished
@@ -58,12 +60,12 @@ class PopConsumption:
         session: Session,
         listening: Listening,
         returns: Returns,
+        crew: Crew,
         *,
         group: str,
         is_orderly: bool,
         batch_size: int,
         running: asyncio.Event,
-        now_ms: Callable[[], int],
         concurrency: int,
         timeout_s: float,
         suspend_s: float,
@@ -74,11 +76,11 @@ class PopConsumption:
         self._session = session
         self._listening = listening
         self._returns = returns
+        self._crew = crew
         self._group = group
         self._is_orderly = is_orderly
         self._batch_size = batch_size
         self._running = running
-        self._now_ms = now_ms
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._suspend_s = suspend_s
@@ -96,8 +98,9 @@ class PopConsumption:
         self._is_stopping = False
 
     def start(self) -> None:
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
-        self._helpers = [asyncio.create_task(self._extend_forever()), asyncio.create_task(self._acknowledge_forever())]
+        self._workers = [self._crew.hire(self._work, "worker") for _ in range(self._concurrency)]
+        helpers = {"extending": self._extend_forever, "acknowledging": self._acknowledge_forever}
+        self._helpers = [self._crew.hire(work, what) for what, work in helpers.items()]
 
     def take(self, popped: Popped, finished: Callable[[], None]) -> None:
         """Takes what was popped; `finished` is called for each message that is settled."""
@@ -123,19 +126,24 @@ class PopConsumption:
         batches = [readable[at : at + self._batch_size] for at in range(0, len(readable), self._batch_size)]
         return [*batches, *([each] for each in held if each.reason is not None)]
 
+    def halt(self) -> None:
+        """Begins nothing new."""
+        self._is_stopping = True
+
     async def stop(self, timeout_s: float) -> None:
         """Finishes what is running; what the listener has not begun is given back at once."""
-        self._is_stopping = True
+        self.halt()
         self._running.set()
         for _ in self._workers:
             self._ready.put_nowait(None)
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=timeout_s)
+            self._crew.dismiss()
             for worker in late:
                 worker.cancel()
             if late:
                 log.warning("%d listeners of %s did not end in time; their messages come again", len(late), self._group)
-                await asyncio.wait(late)
+                await wait_for_end(list(late))
         try:
             async with asyncio.timeout(_CLOSING_S):
                 waiting = [each for each in self._held.values() if not each.is_done]
@@ -147,32 +155,38 @@ class PopConsumption:
             log.warning("%s could not settle all of its messages; they come again", self._group)
         for helper in self._helpers:
             helper.cancel()
-        await asyncio.gather(*self._helpers, return_exceptions=True)
+        await wait_for_end(self._helpers)
 
     async def _work(self) -> None:
-        while True:
+        self._listening.enter()
+        while not self._is_stopping:
             batch = await self._ready.get()
-            if not self._running.is_set():
-                await self._running.wait()
             if batch is None:
                 return
-            if self._is_stopping:
-                continue
             try:
+                if not self._running.is_set():
+                    await self._running.wait()
+                if self._is_stopping:
+                    return
                 if self._is_orderly:
                     await self._consume_in_order(batch)
                 else:
                     await self._settle(batch, await self._call(batch))
+            except NotCalled:
+                return
             except Exception:
                 log.exception("messages of %s were not settled; they come again", self._group)
-                for each in batch:
-                    self._forget(each)
+                self._forget_all(batch)
+            except asyncio.CancelledError:
+                if not self._crew.is_ending:
+                    self._forget_all(batch)
+                raise
             await asyncio.sleep(0)  # a listener that never waits would keep everybody else from running
 
     async def _call(self, batch: list[Held]) -> Outcome:
-        """The listener's verdict; a message that can't be read fails without it."""
+        """The listener's verdict; a message that can't be read fails without it. Raises NotCalled."""
         first = batch[0].message
-        began_ms = self._now_ms()
+        began_ms = steady_ms()
         if batch[0].reason is not None:
             log.warning("message %s of %s can't be consumed: %s", first.msg_id, first.topic, batch[0].reason)
             outcome = Outcome(0)
@@ -181,7 +195,7 @@ class PopConsumption:
         tally = self._tallies.setdefault(self._session.namespace.wrap(first.topic), Tally())
         tally.ok += outcome.done
         tally.failed += len(batch) - outcome.done
-        tally.spent_ms += self._now_ms() - began_ms
+        tally.spent_ms += steady_ms() - began_ms
         return outcome
 
     async def _settle(self, batch: list[Held], outcome: Outcome) -> None:
@@ -210,12 +224,17 @@ class PopConsumption:
             held = held[outcome.done :]
             if not failed:
                 continue
-            is_doomed = failed[0].message.reconsume_times >= self._max_times or failed[0].reason is not None
-            if is_doomed and await self._bury(failed[0]):
-                held = held[1:]
+            if outcome.delay_level == DEAD_LETTER_LEVEL:
+                doomed = failed
+            else:
+                is_spent = failed[0].message.reconsume_times >= self._max_times or failed[0].reason is not None
+                doomed = failed[:1] if is_spent else []
+            buried = [each for each in doomed if await self._bury(each)]
+            held = [each for each in held if each not in buried]
+            if buried and len(buried) == len(doomed):
                 continue
-            pause_s = self._suspend_s if outcome.suspend_s is None else outcome.suspend_s
-            await asyncio.gather(*(self._hide(each, min(max(pause_s, 0.0), _MAX_SUSPEND_S)) for each in held))
+            pause_s = min(pause_of(outcome, self._suspend_s), MAX_INVISIBLE_S)
+            await asyncio.gather(*(self._hide(each, pause_s) for each in held))
             return
         if not self._is_stopping:
             for each in held:
@@ -227,6 +246,11 @@ class PopConsumption:
         held.is_done = True
         self._done.append(held)
         self._has_done.set()
+
+    def _forget_all(self, batch: Iterable[Held]) -> None:
+        for each in batch:
+            if not each.is_done:
+                self._forget(each)
 
     def _forget(self, held: Held) -> None:
         if self._held.pop(id(held), None) is not None:
@@ -251,6 +275,7 @@ class PopConsumption:
         return True
 
     async def _let_extend(self, held: Held) -> None:
+        held.is_leaving = True
         if held.extension is not None:
             await asyncio.wait([held.extension])
 
@@ -263,9 +288,9 @@ class PopConsumption:
         """Acknowledges all that is done by now; what fails is tried again while the message is hidden."""
         self._has_done.clear()
         done, self._done = self._done, []
-        for each in done:
-            await self._let_extend(each)
         try:
+            for each in done:
+                await self._let_extend(each)
             await popping.ack(self._session, self._group, [each.message for each in done])
         except RocketMQError as e:
             log.warning("%s could not acknowledge %d messages: %s", self._group, len(done), e)
@@ -275,6 +300,10 @@ class PopConsumption:
             done = late
             await asyncio.sleep(_ACK_AGAIN_S)
             self._has_done.set()
+        except BaseException:
+            self._done += done
+            self._has_done.set()
+            raise
         for each in done:
             self._forget(each)
 
@@ -284,7 +313,7 @@ class PopConsumption:
             await asyncio.sleep(self._invisible_s / 8)
             now_s = clock_s()
             for held in list(self._held.values()):
-                if held.extension is not None or now_s - held.hidden_at_s < self._invisible_s / 2:
+                if held.is_leaving or held.extension is not None or now_s - held.hidden_at_s < self._invisible_s / 2:
                     continue
                 if now_s - held.since_s < self._timeout_s:
                     held.extension = asyncio.create_task(self._extend(held))

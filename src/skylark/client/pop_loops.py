@@ -11,12 +11,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from skylark.client import popping
-from skylark.client.errors import BrokerError, NotReachable, RocketMQError
+from skylark.client.crew import Crew, wait_for_end
+from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.pop_consuming import PopConsumption
 from skylark.client.popping import ANY_QUEUE, Popped
@@ -63,6 +65,7 @@ class PopQueue:
         self.held = 0
         self.last_pop_ms = now_ms
         self.room = asyncio.Event()
+        self.is_dropped = False
         self.task: asyncio.Task[None] | None = None
 
     def finished(self) -> None:
@@ -80,6 +83,7 @@ class PopLoops:
         subscriptions: Mapping[str, Subscription],
         consumption: PopConsumption,
         wants: Callable[[Message], bool],
+        crew: Crew,
         *,
         always: bool,
         init_mode: int,
@@ -95,6 +99,7 @@ class PopLoops:
         self._subscriptions = subscriptions
         self._consumption = consumption
         self._wants = wants
+        self._crew = crew
         self._always = always
         self._init_mode = init_mode
         self._in_order = in_order
@@ -143,9 +148,14 @@ class PopLoops:
             self._end(self._queues.pop(queue))
         for queue in wanted - self._queues.keys():
             each = self._queues[queue] = PopQueue(queue, self._now_ms())
-            each.task = asyncio.create_task(self._run(each), name=f"pop {queue.topic} at {queue.broker_name}")
+            each.task = self._crew.hire(
+                partial(self._run, each),
+                f"popping of {queue.topic} at {queue.broker_name}",
+                until=partial(getattr, each, "is_dropped"),
+            )
 
     def _end(self, each: PopQueue) -> None:
+        each.is_dropped = True
         if each.task is not None:
             each.task.cancel()
 
@@ -153,7 +163,7 @@ class PopLoops:
         tasks = [each.task for each in self._queues.values() if each.task is not None]
         for each in self._queues.values():
             self._end(each)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await wait_for_end(tasks)
 
     async def _run(self, each: PopQueue) -> None:
         failures = 0
@@ -169,7 +179,12 @@ class PopLoops:
                 failures += 1
                 if failures == 1:
                     log.warning("%s can't pop from %s and goes on trying: %s", self._group, each.queue, e)
-                await asyncio.sleep(min(_FIRST_ERROR_WAIT_S * 2 ** min(failures - 1, 10), _ERROR_WAIT_S))
+                await self._back_off(each, failures, e)
+                continue
+            except Exception as e:
+                failures += 1
+                log.exception("%s: something went wrong while %s was popped, which goes on", self._group, each.queue)
+                await self._back_off(each, failures, e)
                 continue
             if failures:
                 failures = 0
@@ -179,6 +194,14 @@ class PopLoops:
                 await asyncio.sleep(_ERROR_WAIT_S)
             each.held += popped.count
             self._consumption.take(self._filtered(popped), each.finished)
+
+    async def _back_off(self, each: PopQueue, failures: int, error: Exception) -> None:
+        if isinstance(error, NotReachable | RequestTimeout):
+            try:
+                await self._session.routes.get(each.queue.topic, refresh=True)  # the broker may have moved
+            except RocketMQError as e:
+                log.debug("the route of %s is not known: %s", each.queue.topic, e)
+        await asyncio.sleep(min(_FIRST_ERROR_WAIT_S * 2 ** min(failures - 1, 10), _ERROR_WAIT_S))
 
     async def _pop(self, each: PopQueue, attempt_id: str) -> Popped:
         subscription = self._subscriptions.get(each.queue.topic)

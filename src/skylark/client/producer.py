@@ -4,11 +4,12 @@
         receipt = await producer.send("orders", b"hello", tag="new", key="42")
 
 A call ends in a receipt or in an error, within its timeout. A message goes to the next queue of its topic, from a
-random start; when a broker can't be reached or refuses for a reason of its own, it goes to another one, up to `retries`
-times. A message that was bound to a queue is not sent elsewhere.
+random start; when a broker refuses for a reason of its own, it goes to another one, up to `retries` times. When no
+broker can be reached, it is tried again, with growing pauses, until one is back or the time is over. A message that was
+bound to a queue (`queue`, `select`, `ordering_key`) waits for the broker of that queue, and goes nowhere else.
 
 An error of `RequestTimeout` or `NotReachable` does not say that the message was not stored, and a retry may store it
-twice: consumers tell by `msg_id`, which stays the same.
+twice: consumers tell by `msg_id`, which stays the same. `retries=0` sends once, whatever comes.
 
 Many in flight: `send_soon` returns as soon as the message is on its way. What is on its way is bounded by count and by
 bytes; beyond that, every call waits for room. Messages of one queue keep their order if each is awaited before the
@@ -18,14 +19,15 @@ next.
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self
 
+from skylark.client.addresses import NameServers
 from skylark.client.choosing import Choice, Select, choice_of
-from skylark.client.compression import DEFAULT_LEVEL, SYS_FLAGS, Codec, deflate, require
+from skylark.client.compression import DEFAULT_LEVEL, MAX_LEVEL, Codec, require
 from skylark.client.courier import Courier, as_timeout
 from skylark.client.dialogue import reply_properties, reply_topic, request_properties
 from skylark.client.errors import (
@@ -35,47 +37,34 @@ from skylark.client.errors import (
     InvalidMessage,
     RequestTimeout,
     RocketMQError,
+    SendsFailed,
 )
 from skylark.client.faults import Faults
-from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt, build_properties
+from skylark.client.message import Message, MessageQueue, OutgoingMessage, Receipt
+from skylark.client.options import (
+    LEAST_S,
+    check_count,
+    check_hooks,
+    check_seconds,
+    check_texts,
+    check_trace,
+    codec_among,
+)
+from skylark.client.packing import Packing
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
-from skylark.client.sending import (
-    BATCH_OVERHEAD_BYTES,
-    RETRY_CODES,
-    SendHook,
-    Sending,
-    Slots,
-    UniqueIds,
-    now_ms,
-    split_batch,
-)
+from skylark.client.sending import RETRY_CODES, SendHook, Sending, Slots, Unseen
 from skylark.client.session import Session, session_of
-from skylark.client.subscriptions import RETRY_PREFIX
-from skylark.client.timing import delay_properties
 from skylark.client.tracing import SendTraces, open_tracer, recalled
-from skylark.client.validation import (
-    MAX_MESSAGE_BYTES,
-    check_body,
-    check_encoded_properties,
-    check_group,
-    check_labels,
-    check_priority,
-    check_send_topic,
-)
+from skylark.client.validation import MAX_MESSAGE_BYTES, check_group, check_send_topic, check_topic
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import (
-    PROPERTY_CORRELATION_ID,
-    PROPERTY_PRIORITY,
-    PROPERTY_SHARDING_KEY,
-    PROPERTY_UNIQUE_KEY,
-    PROPERTY_WAIT_STORE_OK,
-)
+from skylark.wire.message import PROPERTY_CORRELATION_ID
 from skylark.wire.recall import BadHandle, Recall, RecallHandle
-from skylark.wire.records import encode_batch, encode_properties
 from skylark.wire.typed import encode_header
 
-_DEFLATE_ASIDE_BYTES: Final = 256 * 1024
+log = logging.getLogger(__name__)
+
+_RECALL_HINT: Final = "a broker takes recalls with recallMessageEnable=true"
 
 
 class Producer:
@@ -83,7 +72,7 @@ class Producer:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         group: str = "DEFAULT_PRODUCER",
         *,
         session: Session | None = None,
@@ -108,27 +97,46 @@ class Producer:
         """
         - `session`: shares the connections of a session; without one, the producer has its own.
         - `timeout_s`: of a whole call, with its retries; `attempt_timeout_s`: of one attempt while retries are left.
+        - `retries`: how often a message that is refused goes to another broker; 0 sends once, also while none is there.
         - `retry_not_stored`: a message that is stored, but not flushed or replicated in time, goes to another broker.
         - `avoid_slow_brokers`: latency fault tolerance; see `skylark.client.faults` for its table.
         - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None.
         - `namespace`: stands before the names of group and topics on the wire.
         - `trace`: True, or the name of a topic, writes a trace of every send there.
         """
+        check_texts(group=group, namespace=namespace)
         self.session = session_of(session, name_servers, namespace)
         self._namespace = self.session.namespace
         group = self._namespace.wrap(group)
         check_group(group)
-        if max_in_flight < 1 or retries < 0:
-            raise ValueError("max_in_flight must be at least 1 and retries at least 0")
+        check_seconds("timeout_s", timeout_s, LEAST_S)
+        check_seconds("attempt_timeout_s", LEAST_S if attempt_timeout_s is None else attempt_timeout_s, LEAST_S)
+        check_count("retries", retries, 0)
+        check_count("compress_over_bytes", compress_over_bytes, 0)
+        check_count("compression_level", compression_level, 0, MAX_LEVEL)
+        check_count("max_message_bytes", max_message_bytes, 1)
+        check_count("max_in_flight", max_in_flight, 1)
+        check_count("max_in_flight_bytes", max_in_flight_bytes, 1)
+        check_count("default_topic_queues", default_topic_queues, 1)
+        check_topic(default_topic)
+        check_hooks("hooks", hooks, "before_send", "after_send")
+        check_trace(trace)
+        codec = codec_among(compression)
+        if codec is not None:
+            require(codec)
         self.group = group
         self._timeout_s = timeout_s
-        self._retries = retries
-        self._codec = Codec(compression) if compression is not None else None
-        self._compress_over_bytes = compress_over_bytes if self._codec is not None else max_message_bytes
-        self._compression_level = compression_level
-        self._max_message_bytes = max_message_bytes
-        self._ids = UniqueIds(self.session.client_id.partition("@")[0], os.getpid())
+        self._packing = Packing(
+            self._namespace,
+            self.session.client_id.partition("@")[0],
+            codec=codec,
+            compress_over_bytes=compress_over_bytes,
+            compression_level=compression_level,
+            max_message_bytes=max_message_bytes,
+            retries=retries,
+        )
         self._slots = Slots(max_in_flight, max_in_flight_bytes)
+        self._unseen = Unseen()
         self.hooks = list(hooks)
         self._make_courier = partial(
             Courier,
@@ -139,6 +147,7 @@ class Producer:
             attempt_timeout_s=attempt_timeout_s,
             faults=Faults() if avoid_slow_brokers else None,
             slots=self._slots,
+            unseen=self._unseen,
             default_topic=default_topic,
             default_topic_queues=default_topic_queues,
             hooks=self.hooks,
@@ -147,34 +156,53 @@ class Producer:
         if self._tracer is not None:
             self.hooks.append(SendTraces(self._tracer, self.session))
         self._courier: Courier | None = None  # while the producer is open
+        self._has_joined = False
         self._clock_s: Callable[[], float]
-        if self._codec is not None:
-            require(self._codec)
 
     # Life.
 
     async def start(self) -> None:
         """Joins the session; `async with` does it."""
         if self._courier is not None:
+            self.session.check_home()
             return
         await self.session.acquire()
         self._clock_s = asyncio.get_running_loop().time
         self._courier = self._make_courier()
-        await self.session.add_producer(self.group)
-        if self._tracer is not None:
-            await self._tracer.start()
+        try:
+            await self.session.add_producer(self.group)
+            self._has_joined = True
+            if self._tracer is not None:
+                await self._tracer.start()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Takes no more messages, waits for those on their way and leaves the session."""
-        courier, self._courier = self._courier, None
+        courier = self._courier
         if courier is None:
             return
-        await self._slots.drained()
-        courier.close()
-        if self._tracer is not None:
-            await self._tracer.close()
-        await self.session.remove_producer(self.group)
-        await self.session.release()
+        self.session.check_home()
+        self._courier = None
+        try:
+            await self._slots.drained()
+            await asyncio.sleep(0)  # as in `flush`
+            if failed := self._unseen.take():
+                count, first = failed
+                log.error(
+                    "%d messages of %s failed, and nobody asked for them; the first: %s", count, self.group, first
+                )
+            if self._tracer is not None:
+                await self._tracer.close()
+        finally:  # also when it is cancelled, or the session would never end
+            courier.close()
+            try:
+                if self._has_joined:
+                    self._has_joined = False
+                    await self.session.remove_producer(self.group)
+            finally:
+                await self.session.release()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -222,7 +250,7 @@ class Producer:
         all retries.
         """
         courier = self._running_courier()
-        sending = self._prepare(
+        sending = self._packing.pack(
             topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at,
             ordering_key,
         )  # fmt: skip
@@ -260,20 +288,38 @@ class Producer:
         for receipt in asyncio.as_completed(receipts): ...
         """
         courier = self._running_courier()
-        sending = self._prepare(
+        sending = self._packing.pack(
             topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at,
             ordering_key,
         )  # fmt: skip
-        await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
-        while not self._slots.has_room(sending.size_bytes):
-            await self._slots.wait(sending.size_bytes)
-        sending.deadline_s = self._deadline_s(timeout_s)  # waiting for room does not count
+        choice = choice_of(queue, select, arg, ordering_key)
+        return await self._send_soon(courier, sending, compress, choice, timeout_s)
+
+    async def _send_soon(
+        self, courier: Courier, sending: Sending, compress: bool, choice: Choice | None, timeout_s: float | None
+    ) -> asyncio.Future[Receipt]:
+        await self._settle(courier, sending, compress, choice, timeout_s)
+        if not self._slots.has_room(sending.size_bytes):
+            began_s = self._clock_s()
+            while not self._slots.has_room(sending.size_bytes):
+                await self._slots.wait(sending.size_bytes)
+            sending.deadline_s += self._clock_s() - began_s  # waiting for room does not count
+        sending.is_left_alone = True
         await courier.depart(sending)
         return sending.future
 
     async def flush(self) -> None:
-        """Returns when everything that was sent so far has its receipt or its error."""
+        """Returns when everything that was sent so far is settled.
+
+        Raises SendsFailed if messages of `send_soon` failed whose futures nobody waits for or has asked: how many since
+        the last flush, and the first error. What it told of is done with.
+        """
+        self._running_courier()
         await self._slots.drained()
+        await asyncio.sleep(0)  # callbacks of futures, which ask them, run in the next turn of the loop
+        if failed := self._unseen.take():
+            count, first = failed
+            raise SendsFailed(count, first) from first
 
     async def send_oneway(
         self,
@@ -297,7 +343,7 @@ class Producer:
     ) -> None:
         """Sends without an answer: fast, and nobody knows whether it arrived. Waits while the broker does not read."""
         courier = self._running_courier()
-        sending = self._prepare(
+        sending = self._packing.pack(
             topic, body, tag, key, properties, delay_level, flag, True, priority, delay_s, deliver_at, ordering_key
         )
         await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
@@ -327,36 +373,15 @@ class Producer:
         """
         courier = self._running_courier()
         choice = choice_of(queue, select, arg, ordering_key)
-        topic = self._namespace.wrap(topic)
-        check_send_topic(topic)
-        if topic.startswith(RETRY_PREFIX):
-            raise InvalidMessage("retry topics take no batches")
-        items, sizes, ids = [], [], []
-        for message in messages:
-            if not isinstance(message, OutgoingMessage):
-                message = OutgoingMessage(message)
-            check_body(message.body, self._max_message_bytes)
-            check_labels(message.tag, message.key, message.properties)
-            properties = message.to_properties()
-            properties[PROPERTY_UNIQUE_KEY] = msg_id = self._ids.take(now_ms())
-            encoded = encode_properties(properties)
-            check_encoded_properties(encoded)
-            items.append((message.flag, message.body, properties))
-            sizes.append(BATCH_OVERHEAD_BYTES + len(message.body) + len(encoded))
-            ids.append(msg_id)
-        parts = list(split_batch(items, sizes, self._max_message_bytes))  # all are checked before the first is sent
+        parts = self._packing.pack_batch(topic, messages)
         receipts: list[Receipt] = []
         for part in parts:
-            batch_id = self._ids.take(now_ms())
-            own = {PROPERTY_UNIQUE_KEY: batch_id}
-            sending = Sending(topic, encode_batch(part), own, encode_properties(own).decode(), batch_id)
-            sending.batch_ids = ids[len(receipts) : len(receipts) + len(part)]
             try:
-                receipts += await self._send_part(courier, sending, choice, timeout_s)
+                receipts += await self._send_part(courier, part, choice, timeout_s)
             except RocketMQError as e:
                 if not receipts:
                     raise
-                raise BatchInterrupted(receipts, len(items), e) from e
+                raise BatchInterrupted(receipts, sum(len(each.batch_ids or ()) for each in parts), e) from e
         return receipts
 
     async def request(
@@ -381,7 +406,7 @@ class Producer:
         """
         courier = self._running_courier()
         patience_s = self._timeout_s if timeout_s is None else timeout_s
-        sending = self._prepare(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
+        sending = self._packing.pack(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
         sending.label(request_properties(self.session.client_id, patience_s))
         await self._settle(courier, sending, compress, choice_of(queue, select, arg, ordering_key), timeout_s)
         if not self._slots.has_room(sending.size_bytes):
@@ -418,7 +443,7 @@ class Producer:
         Raises InvalidMessage if the message was no request, and BrokerError when the requester is gone.
         """
         courier = self._running_courier()
-        sending = self._prepare(reply_topic(request), body, None, None, properties, flag=flag)
+        sending = self._packing.pack(reply_topic(request), body, None, None, properties, flag=flag)
         sending.topic = reply_topic(request)  # it belongs to the system and has no namespace
         sending.label(reply_properties(request))
         sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
@@ -458,13 +483,14 @@ class Producer:
         except TimeoutError:
             raise RequestTimeout(f"no route of topic {topic!r} within {patience_s:.3g} s") from None
         if broker not in route.brokers:
-            broker = route.write_queues[0].broker_name  # a proxy answers for brokers that it does not name
+            broker = route.broker_of(route.write_queues[0])  # a proxy answers for brokers that it does not name
         request = Frame(RequestCode.RECALL_MESSAGE, encode_header(Recall(topic, handle, self.group)))
         answer = await self.session.ask_broker(broker, request, deadline_s - self._clock_s())
         if self._tracer is not None:
             self._tracer.add(recalled(self.session, self.group, topic, decoded.unique_key, answer))
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, broker)
+            is_forbidden = answer.code == ResponseCode.NO_PERMISSION
+            raise BrokerError(answer.code, answer.remark, broker, _RECALL_HINT if is_forbidden else "")
         return answer.fields.get("msgId", "")
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -476,74 +502,22 @@ class Producer:
 
     # How a message gets ready.
 
-    def _prepare(
-        self,
-        topic: str,
-        body: bytes,
-        tag: str | None,
-        key: str | Sequence[str] | None,
-        properties: dict[str, str] | None,
-        delay_level: int = 0,
-        flag: int = 0,
-        wait_stored: bool = True,
-        priority: int | None = None,
-        delay_s: float | None = None,
-        deliver_at: datetime | int | None = None,
-        ordering_key: str | int | None = None,
-    ) -> Sending:
-        topic = self._namespace.wrap(topic)
-        check_send_topic(topic)
-        check_body(body, self._max_message_bytes)
-        if tag is not None or key is not None or properties is not None or delay_level:
-            check_labels(tag, key, properties, delay_level)
-        built = build_properties(tag, key, properties)
-        if delay_level or delay_s is not None or deliver_at is not None:
-            built |= delay_properties(delay_level, delay_s, deliver_at)
-        if ordering_key is not None:
-            built[PROPERTY_SHARDING_KEY] = str(ordering_key)
-        if priority is not None:
-            check_priority(priority)
-            built[PROPERTY_PRIORITY] = str(priority)
-        if not wait_stored:
-            built[PROPERTY_WAIT_STORE_OK] = "false"
-        msg_id = built[PROPERTY_UNIQUE_KEY] = self._ids.take(now_ms())
-        encoded = encode_properties(built)
-        check_encoded_properties(encoded)
-        sending = Sending(topic, body, built, encoded.decode(), msg_id)
-        sending.attempts_left = self._retries
-        sending.flag = flag
-        return sending
-
     async def _settle(
         self, courier: Courier, sending: Sending, compress: bool, choice: Choice | None, timeout_s: float | None
     ) -> None:
-        """The last things before a message departs: its size, the queue if the sender has a say, and its deadline."""
-        if compress and len(sending.body) > self._compress_over_bytes:
-            await self._compress(sending)
+        """The last things before a message departs: its deadline, its size, and the queue if the sender has a say."""
+        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        if compress and self._packing.is_large(sending):
+            await self._packing.compress(sending)
         if choice is not None:
-            await self._bind(courier, sending, choice, timeout_s)
-        sending.deadline_s = self._deadline_s(timeout_s)
+            await self._bind(courier, sending, choice)
 
-    def _deadline_s(self, timeout_s: float | None) -> float:
-        return self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
-
-    async def _compress(self, sending: Sending) -> None:
-        codec = self._codec
-        assert codec is not None
-        if len(sending.body) > _DEFLATE_ASIDE_BYTES:
-            packed = await asyncio.to_thread(deflate, sending.body, codec, self._compression_level)
-        else:
-            packed = deflate(sending.body, codec, self._compression_level)
-        if len(packed) < len(sending.body):
-            sending.body = packed
-            sending.sys_flag |= SYS_FLAGS[codec]
-
-    async def _bind(self, courier: Courier, sending: Sending, choice: Choice, timeout_s: float | None) -> None:
+    async def _bind(self, courier: Courier, sending: Sending, choice: Choice) -> None:
         """Settles the one queue that the message may go to."""
         queue = choice
         if not isinstance(queue, MessageQueue):
             try:
-                async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                async with asyncio.timeout_at(sending.deadline_s):
                     known = (await courier.route(sending.topic)).write_queues
             except TimeoutError:
                 raise as_timeout(sending) from None
@@ -560,7 +534,6 @@ class Producer:
     async def _send_part(
         self, courier: Courier, sending: Sending, choice: Choice | None, timeout_s: float | None
     ) -> list[Receipt]:
-        sending.attempts_left = self._retries
         await self._settle(courier, sending, False, choice, timeout_s)
         if not self._slots.has_room(sending.size_bytes):
             await self._wait_for_slot(sending)
@@ -579,7 +552,11 @@ class Producer:
             ) from None
 
     def _running_courier(self) -> Courier:
+        courier = self._open_courier()
+        self.session.check_home()
+        return courier
+
+    def _open_courier(self) -> Courier:
         if self._courier is None:
             raise ClientClosed("the producer is not started, or closed already; use it within `async with`")
-        self.session.check_process()
         return self._courier

@@ -10,13 +10,13 @@ name under which offsets are committed and by which the broker permits reading.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Self
 
 import msgspec
 
 from skylark.client import offsets
+from skylark.client.addresses import NameServers
 from skylark.client.errors import ClientClosed, NotReachable
 from skylark.client.message import MessageQueue
 from skylark.client.pulling import Pulled, PullStatus, pull
@@ -46,7 +46,7 @@ class PullConsumer:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         group: str = "DEFAULT_CONSUMER",
         *,
         session: Session | None = None,

@@ -5,12 +5,14 @@ committed is the lowest offset that is not finished: whatever lies before it is 
 
 The loop holds back while the buffer is full (1,000 messages, 100 MiB, or 2,000 between the lowest and the highest
 offset) and asks again at once otherwise; the broker answers an empty queue only when a message comes, or after 15 s.
+What goes wrong in a turn is logged, and the next one begins where it did. Where there is no master, a slave is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -18,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from skylark.client.errors import BrokerError, NotReachable, RocketMQError
+from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.filter_classes import choose_server
 from skylark.client.message import Message
 from skylark.client.reading import read_messages
@@ -39,6 +41,9 @@ SUSPENDED_TIMEOUT_S: Final = 30.0
 FULL_WAIT_S: Final = 0.05
 ERROR_WAIT_S: Final = 3.0
 FLOW_CONTROL_WAIT_S: Final = 0.02
+MAX_IDLE_S: Final = 120.0
+"""A loop that has not pulled for so long is stuck, as for RocketMQ's client."""
+
 _FIRST_ERROR_WAIT_S: Final = 0.1
 
 _COMMIT_OFFSET: Final = 1
@@ -179,9 +184,12 @@ async def pull(
 ) -> Pulled:
     """One pull. Raises BrokerError, NotReachable or RequestTimeout.
 
-    A `commit_offset` above zero is committed on the way, though not by a slave. The messages are those of the
-    subscription's tags; where several tags share a hash code, the others are taken out here.
+    If there is no broker of that id, another one of the name is asked. A `commit_offset` above zero is committed on the
+    way, though not by a slave. The messages are those of the subscription's tags; where several tags share a hash code,
+    the others are taken out here.
     """
+    if not subscription.class_filter_mode:
+        broker_id = await session.readable_id(queue, broker_id)
     master = broker_id == MASTER_ID
     sys_flag = (
         (_COMMIT_OFFSET if commit_offset > 0 and master else 0)
@@ -249,6 +257,11 @@ def _read_messages(pulled: Pulled, answer: Frame, queue: MessageQueue, subscript
         pulled.messages.append(message)
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class Sink(Protocol):
     """Where a pull loop gets what it needs, and takes what it found. The methods must not block."""
 
@@ -297,39 +310,72 @@ class PullLoop:
         self._now_ms = now_ms
         self._broker_id = MASTER_ID
         self._failures = 0
+        self._offset = 0
+        self._turned_s = asyncio.get_running_loop().time()  # the last turn or look at a full buffer
+        self.has_moved = False
+        """It ended, and another loop goes on from another offset."""
         self.room = asyncio.Event()
         """Set whenever messages are finished: a full buffer may have room again."""
         self.last_pull_ms = now_ms()
 
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether it has not pulled for two minutes although it should."""
+        return self._running.is_set() and now_s - self._turned_s > MAX_IDLE_S + self._interval_s
+
     async def run(self, offset: int) -> None:
         """Goes on from `offset`."""
-        while True:
-            await self._running.wait()
-            await self._wait_for_room()
+        self._offset = offset
+        while not self.has_moved:
             try:
-                pulled = await self._pull(offset)
-            except RocketMQError as e:
-                await self._back_off(e)
-                continue
-            except Exception as e:
-                log.exception("%s can't make sense of what %s answers", self._group, self._queue.broker_name)
-                self._failures += 1
-                await self._back_off(NotReachable(str(e)))
-                continue
-            self._note_success()
-            self._broker_id = pulled.suggested_broker_id
-            if pulled.status is PullStatus.OFFSET_ILLEGAL:
-                log.warning("%s asked for offset %d of %s, and is sent to %d", self._group, offset, self._queue,
-                            pulled.next_offset)  # fmt: skip
-                self._sink.moved(pulled.next_offset)
-                return
-            offset = pulled.next_offset
-            if pulled.messages:
-                self._sink.found(pulled)
-            else:
-                self._sink.nothing_until(offset)
-            if self._interval_s:
-                await asyncio.sleep(self._interval_s)
+                if not self._running.is_set():
+                    self._turned_s = math.inf
+                    await self._running.wait()
+                self._turned_s = asyncio.get_running_loop().time()
+                try:
+                    await self._turn()
+                except RocketMQError as e:
+                    await self._back_off(e)
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                await self._begin_again()  # it is something that we waited for that was cancelled
+            except Exception:
+                await self._begin_again()
+
+    async def _begin_again(self) -> None:
+        log.exception("%s: something went wrong while %s was pulled, which goes on", self._group, self._queue)
+        self._failures += 1
+        await asyncio.sleep(ERROR_WAIT_S)
+
+    async def _turn(self) -> None:
+        await self._wait_for_room()
+        pulled = await self._pull(self._offset)
+        self._broker_id = pulled.suggested_broker_id
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            log.warning("%s asked for offset %d of %s, and is sent to %d", self._group, self._offset, self._queue,
+                        pulled.next_offset)  # fmt: skip
+            self._sink.moved(pulled.next_offset)
+            self.has_moved = True
+            return
+        self._note_success()
+        self._offset = pulled.next_offset
+        if pulled.messages:
+            await self._hand_over(pulled)
+        else:
+            self._sink.nothing_until(self._offset)
+        if self._interval_s:
+            await asyncio.sleep(self._interval_s)
+
+    async def _hand_over(self, pulled: Pulled) -> None:
+        try:
+            self._sink.found(pulled)
+        except Exception:
+            # Nobody knows what was taken and what not: all that is not finished is pulled again, by another loop.
+            first = self._buffer.first_offset
+            self._offset = first if first >= 0 else pulled.messages[0].queue_offset
+            await self._begin_again()
+            self._sink.moved(self._offset)
+            self.has_moved = True
 
     async def _pull(self, offset: int) -> Pulled:
         subscription = self._sink.subscription()
@@ -350,6 +396,7 @@ class PullLoop:
 
     async def _wait_for_room(self) -> None:
         while self._buffer.is_full(self._limits):
+            self._turned_s = asyncio.get_running_loop().time()
             self.room.clear()
             try:
                 async with asyncio.timeout(FULL_WAIT_S):
@@ -369,7 +416,16 @@ class PullLoop:
             if error.code in _UNHEARD:
                 # The broker has not heard of this member yet, or forgot it.
                 await self._session.heartbeat()
+        elif isinstance(error, NotReachable | RequestTimeout):
+            await self._look_again()
         await asyncio.sleep(min(_FIRST_ERROR_WAIT_S * 2 ** min(self._failures - 1, 10), ERROR_WAIT_S))
+
+    async def _look_again(self) -> None:
+        """The broker may have moved. Those who look for one topic at a time share one request."""
+        try:
+            await self._session.routes.get(self._queue.topic, refresh=True)
+        except RocketMQError as e:
+            log.debug("the route of %s is not known: %s", self._queue.topic, e)
 
     def _note_success(self) -> None:
         if self._failures:

@@ -16,18 +16,32 @@ Leaving `async with` finishes what the listener is working on, commits, and leav
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
+
+import msgspec
 
 from skylark.client import allocate
+from skylark.client.addresses import NameServers
+from skylark.client.calling import is_cancelled
 from skylark.client.consuming import NEVER
+from skylark.client.crew import Worker
 from skylark.client.errors import ClientClosed, InvalidMessage
 from skylark.client.filter_classes import FilterClass
-from skylark.client.listening import ConsumeHook, Listener
+from skylark.client.listening import ConsumeHook, Handlers, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
-from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
+from skylark.client.options import (
+    check_consumer_group,
+    check_optional_callback,
+    check_texts,
+    check_trace,
+    choice_among,
+    reconsume_times,
+)
 from skylark.client.pulling import Limits
+from skylark.client.push_options import check_listener, check_push_options
 from skylark.client.rebalance import QueuesChanged
 from skylark.client.session import Session, session_of
 from skylark.client.starting import FromWhere, Start
@@ -36,7 +50,7 @@ from skylark.client.tracing import ConsumeTraces, open_tracer
 from skylark.client.validation import check_group, check_topic
 from skylark.wire.bodies import MessageQueue, Subscription
 
-MAX_BATCH: Final = 1024
+log = logging.getLogger(__name__)
 
 _AnyListener = TypeVar("_AnyListener", bound=Listener)
 
@@ -46,13 +60,14 @@ class PushConsumer:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         group: str = "DEFAULT_CONSUMER",
         *,
-        listener: Listener | None = None,
+        listener: Listener | Handlers | None = None,
         session: Session | None = None,
-        model: Literal["clustering", "broadcasting"] = "clustering",
+        model: Literal["clustering", "broadcasting", "CLUSTERING", "BROADCASTING"] = "clustering",
         orderly: bool = False,
+        auto_commit: bool = True,
         from_where: FromWhere = "last",
         concurrency: int = 20,
         batch_size: int | None = None,
@@ -79,57 +94,67 @@ class PushConsumer:
         - `session`: shares the connections of a session; without one, the consumer has its own.
         - `model`: "clustering" shares the messages among the members, "broadcasting" gives every member all of them.
         - `orderly`: one message after the other a queue; one that fails holds up its queue until it succeeds.
+        - `auto_commit`: False leaves it to an orderly listener to `Commit` or to `RollBack`; see `orderly_commits`.
         - `from_where`: where a group starts that has no offset yet: "last", "first", or a time (datetime, or epoch
           milliseconds).
         - `concurrency`: how many calls of the listener may run at once.
-        - `max_reconsume_times`: after so many failed tries a message becomes a dead letter; None stands for the group's
-          setting at the broker, 16 if nobody changed it, and for no limit when `orderly`.
+        - `max_reconsume_times`: after so many failed tries a message becomes a dead letter; None, or -1 as in RocketMQ,
+          stands for the group's setting at the broker, 16 if nobody changed it, and for no limit when `orderly`. A
+          broadcasting consumer tries so often itself, 5 s apart, and then drops the message; None stands for no second
+          try unless `orderly`.
         - `consume_timeout_s`: a message that takes longer is given back for another try.
         - `suspend_s`: how long an orderly queue pauses before it tries a message again.
         - `limits`: how much of each queue may wait in memory.
-        - `shutdown_timeout_s`: how long closing waits for the listener.
+        - `shutdown_timeout_s`: how long closing waits for the listener; so does the end of the interpreter for a plain
+          one.
         - `namespace`: stands before the names of group and topics on the wire.
         - `mode`: "pull" shares the queues among the members; "pop" takes single messages from queues that are open to
-          all members; "broker" does what the brokers are told for the group (`mqadmin setConsumeMode`).
+          all members; "broker" does what the brokers are told for the group (`mqadmin setConsumeMode`). RocketMQ's
+          capitals do as well, here and for the `model`.
         - `invisible_s`: how long a popped message is hidden from the others; it is extended while the listener works.
         - `trace`: True, or the name of a topic, writes a trace of everything that is consumed there.
         """
+        check_texts(group=group, namespace=namespace)
         self._session = session_of(session, name_servers, namespace)
         self._namespace = self._session.namespace
+        check_consumer_group(group)
         group = self._namespace.wrap(group)
         check_group(group)
-        _check_range("concurrency", concurrency, 1, 1000)
-        _check_range("pull_batch_size", pull_batch_size, 1, 1024)
-        _check_mode(mode, model, invisible_s)
-        _check_range("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH)
+        check_trace(trace)
         self._group = group
         self._listener = listener
-        self._tracer = open_tracer(self._session, group, "CONSUME", trace)
-        if self._tracer is not None:
-            hooks = (*hooks, ConsumeTraces(self._tracer, self._session, consume_timeout_s))
+        # The span only matters where messages finish out of order.
+        limits = limits or (Limits(span=NEVER) if orderly else Limits())
         self._options = Options(
-            is_broadcasting=model == "broadcasting",
+            is_broadcasting=choice_among("model", model, ("clustering", "broadcasting")) == "broadcasting",
             is_orderly=orderly,
+            auto_commit=auto_commit,
             start=Start.of(from_where, now_ms()),
             concurrency=concurrency,
             batch_size=batch_size,
-            max_reconsume_times=max_reconsume_times,
+            max_reconsume_times=reconsume_times(max_reconsume_times),
             consume_timeout_s=consume_timeout_s,
             suspend_s=suspend_s,
             strategy=strategy,
             pull_batch_size=pull_batch_size,
             pull_interval_s=pull_interval_s,
-            # The span only matters where messages finish out of order.
-            limits=limits or (Limits(span=NEVER) if orderly else Limits()),
+            limits=limits,
             commit_interval_s=commit_interval_s,
             rebalance_interval_s=rebalance_interval_s,
             shutdown_timeout_s=shutdown_timeout_s,
             hooks=tuple(hooks),
-            queues_changed=self._unwrapping(queues_changed),
+            queues_changed=queues_changed,
             offsets_directory=offsets_directory,
-            mode=mode,
+            mode=choice_among("mode", mode, ("pull", "pop", "broker")),
             invisible_s=invisible_s,
         )
+        check_push_options(self._options)
+        self._tracer = open_tracer(self._session, group, "CONSUME", trace)
+        if self._tracer is not None:
+            traces = ConsumeTraces(self._tracer, self._session, consume_timeout_s)
+            self._options = msgspec.structs.replace(self._options, hooks=(*self._options.hooks, traces))
+        if queues_changed is not None:
+            self._options = msgspec.structs.replace(self._options, queues_changed=self._unwrapping(queues_changed))
         self._subscriptions: dict[str, Subscription] = {}
         self._filters: dict[str, Filter] = {}
         self._classes: dict[str, FilterClass] = {}
@@ -138,6 +163,9 @@ class PushConsumer:
         self._closed = asyncio.Event()  # closing has begun
         self._ended = asyncio.Event()  # and is done
         self._member: Membership | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closed_by_listener = False
 
     @property
     def group(self) -> str:
@@ -171,6 +199,8 @@ class PushConsumer:
         evaluates, or by a class that runs at a filter server (the class, or its name and source); `filter` is asked
         here for each of them. All members of a group must subscribe to the same.
         """
+        check_texts(topic=topic, tag=tag)
+        check_optional_callback("the filter", filter, "message")
         topic = self._namespace.wrap(topic)
         check_topic(topic)
         version = max(now_ms(), *(each.sub_version + 1 for each in self._subscriptions.values()), 0)
@@ -195,9 +225,9 @@ class PushConsumer:
         if self._subscriptions.pop(topic, None) is not None:
             self._announce(None)
 
-    def _unwrapping(self, changed: QueuesChanged | None) -> QueuesChanged | None:
+    def _unwrapping(self, changed: QueuesChanged) -> QueuesChanged:
         """What tells the user of changed queues, by the names that users know."""
-        if changed is None or not self._namespace:
+        if not self._namespace:
             return changed
         tell, unwrap = changed, self._namespace
         return lambda topic, owned: tell(unwrap.unwrap(topic), [unwrap.unwrap_queue(queue) for queue in owned])
@@ -221,17 +251,22 @@ class PushConsumer:
         self._running.set()
 
     async def start(self) -> None:
-        """Joins the group. Returns when the first queues are taken."""
+        """Joins the group. Returns when the first queues are taken, or the listener has closed the consumer already.
+
+        Raises ClientClosed if somebody else closes it meanwhile.
+        """
         if self._member is not None:
             raise ClientClosed("a consumer is started once; make another one")
         if self._listener is None:
             raise InvalidMessage("the consumer has no listener: give it one, or decorate a function with listen")
+        for listener in self._listener.of_topics.values() if isinstance(self._listener, Handlers) else [self._listener]:
+            check_listener(listener, takes_batches=self._options.batch_size is not None)
+        if not self._subscriptions:
+            log.warning("%s starts without a subscription, and gets nothing until it subscribes", self._group)
         if not self._options.is_broadcasting:
             retries = retry_topic(self._group)
             self._subscriptions[retries] = build_subscription(retries, version=now_ms())
         await self._session.acquire()
-        if self._tracer is not None:
-            await self._tracer.start()
         self._member = Membership(
             self._session,
             self._group,
@@ -242,24 +277,59 @@ class PushConsumer:
             self._running,
             self._classes,
         )
+        self._starting = Worker(
+            self._start(self._member), loop=asyncio.get_running_loop(), name=f"start of {self._group}"
+        )
         try:
-            await self._member.start()
-        except BaseException:
+            await self._starting
+        except BaseException as e:
+            was_closed = self._closed.is_set() and isinstance(e, asyncio.CancelledError) and not is_cancelled()
             await self.close()
-            raise
+            if not was_closed:
+                raise
+            if not self._is_closed_by_listener:
+                raise ClientClosed("the consumer was closed before it had started") from None
+
+    async def _start(self, member: Membership) -> None:
+        if self._tracer is not None:
+            await self._tracer.start()
+        await member.start()
 
     async def close(self) -> None:
-        """Finishes what the listener is working on, commits, and leaves the group."""
-        if self._member is None or self._closed.is_set():
+        """Finishes what the listener is working on, commits, and leaves the group.
+
+        Called by the listener, or by a task that it started, it returns at once, since it can't wait for the listener
+        to end; `wait_closed` tells others when all is done. Whoever gives up waiting does not stop the closing.
+        """
+        if self._member is None:
             return
-        self._closed.set()
+        self._session.check_home()
+        if self._closing is None:
+            self._closed.set()
+            self._member.halt()
+            self._is_closed_by_listener = self._member.is_called_by_listener
+            self._closing = asyncio.create_task(self._close(self._member))
+            self._closing.add_done_callback(self._tell_failure)
+        if not self._member.is_called_by_listener:
+            await asyncio.shield(self._closing)
+
+    async def _close(self, member: Membership) -> None:
         try:
-            await self._member.stop()
+            if self._starting is not None:
+                self._starting.cancel()
+                await asyncio.wait([self._starting])
+            await member.stop()
         finally:
-            if self._tracer is not None:
-                await self._tracer.close()
-            await self._session.release()
-            self._ended.set()
+            try:
+                if self._tracer is not None:
+                    await self._tracer.close()
+            finally:
+                await self._session.release()
+                self._ended.set()
+
+    def _tell_failure(self, closing: asyncio.Task[None]) -> None:
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            log.error("%s: closing went wrong", self._group, exc_info=error)
 
     async def wait_closed(self) -> None:
         """Returns when the consumer was closed."""
@@ -276,19 +346,3 @@ class PushConsumer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidMessage(f"{name} is {value}; it must be between {low} and {high}")
-
-
-def _check_mode(mode: str, model: str, invisible_s: float) -> None:
-    if mode not in ("pull", "pop", "broker"):
-        raise InvalidMessage(f"mode is {mode!r}; it takes 'pull', 'pop' or 'broker'")
-    if mode != "pull" and model == "broadcasting":
-        raise InvalidMessage(f"a broadcasting consumer pulls by itself; its mode can't be {mode!r}")
-    if not MIN_INVISIBLE_S <= invisible_s <= MAX_INVISIBLE_S:
-        raise InvalidMessage(
-            f"invisible_s is {invisible_s:g}; it must be between {MIN_INVISIBLE_S:g} and {MAX_INVISIBLE_S:g}"
-        )

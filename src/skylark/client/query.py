@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Self
 
+from skylark.client.addresses import NameServers
 from skylark.client.errors import BrokerError, InvalidMessage, MessageNotFound, NotReachable, RocketMQError
 from skylark.client.message import Message, MessageQueue
 from skylark.client.pull_consumer import PullConsumer, time_ms
@@ -47,7 +47,7 @@ class QueryClient:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         *,
         session: Session | None = None,
         request_timeout_s: float = 3.0,

@@ -4,7 +4,7 @@ Every member does this by itself: it asks a broker who the members are, computes
 gives up what is not its own any more and takes what is new. Two members may own one queue for a moment while both are
 at it; orderly members can't, as a queue's lock is given up last and taken first.
 
-    giving up   no new work; orderly: wait for what runs (up to 20 s); commit the offset; unlock
+    giving up   no new work; orderly: wait for what runs, however long, and keep the lock; commit the offset; unlock
     taking      orderly: lock; read the committed offset, or find where to start; pull
 """
 
@@ -17,13 +17,17 @@ from typing import Final
 
 from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
+from skylark.client.calling import call
+from skylark.client.crew import CANCEL_WAIT_S
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.locking import QueueLocks
 from skylark.client.offsets import Offsets
 from skylark.client.pop_loops import PopLoops
+from skylark.client.routes import NOTHING_TO_READ, TopicRoute
 from skylark.client.session import Session
 from skylark.client.sharing import share_of
 from skylark.client.subscriptions import RETRY_PREFIX
+from skylark.client.timing import steady_ms
 from skylark.wire.bodies import MessageQueue, Subscription
 
 log = logging.getLogger(__name__)
@@ -81,8 +85,10 @@ class Rebalance:
                 self._pops.set_queues(topic, [])
         for topic in list(self._subscriptions):
             try:
-                balanced = await self._rebalance(topic) and balanced
-                self._complain(topic, "")
+                route = await self._session.routes.get(topic)
+                balanced = await self._rebalance(topic, route) and balanced
+                is_nothing = not route.read_queues and not topic.startswith(RETRY_PREFIX)
+                self._complain(topic, NOTHING_TO_READ if is_nothing else "")
             except RouteNotFound as e:
                 balanced = False
                 # A broker makes the retry topic when it hears of the group, and the name servers hear of it later.
@@ -101,8 +107,7 @@ class Rebalance:
             self._complaints.discard(topic)
             log.info("%s shares out topic %s again", self._group, topic)
 
-    async def _rebalance(self, topic: str) -> bool:
-        route = await self._session.routes.get(topic)
+    async def _rebalance(self, topic: str, route: TopicRoute) -> bool:
         if self._is_broadcasting:
             return await self._apply(topic, route.read_queues)
         if self._pops is not None and not topic.startswith(RETRY_PREFIX):
@@ -112,6 +117,7 @@ class Rebalance:
         return await self._apply(topic, share or []) and share is not None
 
     async def _apply(self, topic: str, wanted: list[MessageQueue]) -> bool:
+        await self._drop_stalled(topic)
         lost, gained = self._assignments.plan(topic, wanted)
         await self._give_up(lost)
         await self._drop_locks({queue for queue in self._locking if queue.topic == topic} - set(wanted))
@@ -119,9 +125,24 @@ class Rebalance:
         if lost or gained:
             owned = sorted(self._assignments.of_topic(topic), key=lambda queue: (queue.broker_name, queue.queue_id))
             log.info("%s owns %d queues of %s now", self._group, len(owned), topic)
-            if self._queues_changed is not None:
-                self._queues_changed(topic, owned)
+            self._tell(topic, owned)
         return balanced and self._assignments.of_topic(topic) == set(wanted)
+
+    def _tell(self, topic: str, owned: list[MessageQueue]) -> None:
+        if self._queues_changed is None:
+            return
+        try:
+            call(self._queues_changed, topic, owned)
+        except Exception:
+            log.exception("what %s calls when its queues change failed", self._group)
+
+    async def _drop_stalled(self, topic: str) -> None:
+        """Gives up queues that are not pulled any more, as RocketMQ's client does: they are taken anew."""
+        now_s = asyncio.get_running_loop().time()
+        stalled = [each for each in self._assignments if each.queue.topic == topic and each.is_stalled(now_s)]
+        for each in stalled:
+            log.error("%s: nobody pulls %r any more; it is given up and taken anew", self._group, each)
+        await self._give_up(stalled)
 
     async def _give_up(self, lost: list[Assignment]) -> None:
         leaving = [assignment for assignment in lost if self._assignments.begin_leaving(assignment)]
@@ -131,8 +152,7 @@ class Rebalance:
                 self._releases.add(task)
                 task.add_done_callback(self._releases.discard)
         elif leaving:
-            queues = [assignment.queue for assignment in leaving]
-            await self._offsets.persist(queues)
+            await self._persist([assignment.queue for assignment in leaving])
             for assignment in leaving:
                 self._leave(assignment)
 
@@ -144,12 +164,24 @@ class Rebalance:
 
     async def _release(self, assignment: Assignment) -> None:
         """Hands an orderly queue over: only when nothing runs any more, its offset first and its lock last."""
-        if not await assignment.wait_idle(RELEASE_WAIT_S):
-            log.warning("%s gives up %r although its listener is still running", self._group, assignment)
-        await self._offsets.persist([assignment.queue])
+        await self._wait_idle(assignment)
+        await self._persist([assignment.queue])
         self._leave(assignment)
-        if self._locks is not None:
+        if self._locks is not None and not assignment.is_overrun:
             await self._locks.unlock([assignment.queue])
+
+    async def _wait_idle(self, assignment: Assignment) -> None:
+        """Nobody else may work on an orderly queue while its listener runs here; its lock is renewed meanwhile."""
+        if not await assignment.wait_idle(RELEASE_WAIT_S):
+            log.warning("%s keeps %r as long as its listener is still running", self._group, assignment)
+            await assignment.wait_idle(None)
+
+    async def _persist(self, queues: list[MessageQueue]) -> None:
+        """Before something that must happen in any case, or the queues would be on their way out for ever."""
+        try:
+            await self._offsets.persist(queues)
+        except Exception:
+            log.exception("%s: offsets of queues that are given up are not stored", self._group)
 
     def _leave(self, assignment: Assignment) -> None:
         self._assignments.finish_leaving(assignment)
@@ -159,19 +191,22 @@ class Rebalance:
         if not gained:
             return True
         queues = gained
+        locked_at_ms, last_lock_ms = steady_ms(), self._now_ms()
         if self._locks is not None:
             self._locking.update(gained)
             locked, unknown = await self._locks.lock(gained)
             self._locking.difference_update(set(gained) - locked - unknown)
             queues = [queue for queue in gained if queue in locked]
-        locked_at_ms = self._now_ms()
         starts = await asyncio.gather(*(self._start_of(queue) for queue in queues))
         for queue, offset in zip(queues, starts, strict=True):
             if offset is not None and self._assignments.get(queue) is None:
                 assignment = Assignment(queue, self._now_ms())
-                assignment.locked_at_ms = locked_at_ms if self._locks is not None else None
+                if self._locks is not None:
+                    assignment.locked_at_ms, assignment.last_lock_ms = locked_at_ms, last_lock_ms
                 self._assignments.add(assignment)
                 self._locking.discard(queue)
+                if self._is_broadcasting:
+                    self._offsets.update(queue, offset)  # where the next start goes on, also if nothing comes
                 self._begin(assignment, offset)
         return len(queues) == len(gained) and None not in starts
 
@@ -194,38 +229,50 @@ class Rebalance:
         """
         if not self._assignments.begin_leaving(assignment):
             return
-        if self._locks is not None:
-            await assignment.wait_idle(RELEASE_WAIT_S)
+        await self._wait_idle(assignment)
         queue = assignment.queue
         assignment.end()
         self._offsets.update(queue, offset, increase_only=False)
-        await self._offsets.persist([queue])
+        await self._persist([queue])
         self._assignments.finish_leaving(assignment)
         again = Assignment(queue, self._now_ms())
-        again.locked_at_ms = assignment.locked_at_ms
+        again.locked_at_ms, again.last_lock_ms = assignment.locked_at_ms, assignment.last_lock_ms
         self._assignments.add(again)
         self._begin(again, offset)
 
     async def renew_locks(self) -> None:
         """Asks for the locks of all owned queues again. A broker that does not answer says nothing about them."""
-        if self._locks is None or not len(self._assignments):
+        asked = self._assignments.all
+        if self._locks is None or not asked:
             return
-        now_ms = self._now_ms()
-        locked, unknown = await self._locks.lock(self._assignments.queues)
-        for assignment in self._assignments:
+        locked_at_ms, last_lock_ms = steady_ms(), self._now_ms()
+        locked, unknown = await self._locks.lock([assignment.queue for assignment in asked])
+        for assignment in asked:
             if assignment.queue in locked:
-                assignment.locked_at_ms = now_ms
+                assignment.locked_at_ms, assignment.last_lock_ms = locked_at_ms, last_lock_ms
             elif assignment.queue not in unknown and assignment.locked_at_ms is not None:
                 log.warning("%s lost the lock of %r", self._group, assignment)
                 assignment.locked_at_ms = None
 
     async def close(self) -> None:
         """Commits everything and gives the locks back, also those that were just being taken."""
+        everything = self._assignments.all
         if self._releases:
-            await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
-        queues = {*self._assignments.queues, *self._assignments.leaving}
-        await self._offsets.persist(queues)
+            is_hopeless = any(assignment.is_overrun for assignment in everything)
+            _, late = await asyncio.wait(self._releases, timeout=CANCEL_WAIT_S if is_hopeless else RELEASE_WAIT_S)
+            for release in late:
+                release.cancel()
+            everything = self._assignments.all
+        queues = {assignment.queue for assignment in everything}
+        try:
+            await self._offsets.persist(queues)
+        finally:
+            self._offsets.close()
         if self._locks is not None:
-            await self._locks.unlock(queues | self._locking)
-        for assignment in self._assignments:
-            await assignment.cancel()
+            overrun = {assignment.queue for assignment in everything if assignment.is_overrun}
+            if overrun:
+                log.warning(
+                    "%s leaves the locks of %d queues to expire: their listener runs", self._group, len(overrun)
+                )
+            await self._locks.unlock((queues | self._locking) - overrun)
+        await asyncio.gather(*(assignment.cancel() for assignment in everything))

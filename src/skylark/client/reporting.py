@@ -10,6 +10,7 @@ from skylark.client.assignment import Assignment
 from skylark.client.consuming import Tally
 from skylark.client.listening import Outcome
 from skylark.client.offsets import Offsets
+from skylark.client.timing import steady_ms
 from skylark.wire.bodies import Subscription
 
 _WINDOW: Final = 13
@@ -46,12 +47,11 @@ def running_info(
     assignments: Iterable[Assignment],
     offsets: Offsets,
     statuses: Mapping[str, Mapping[str, float | int]],
-    now_ms: int,
 ) -> dict[str, object]:
     """Apache's ConsumerRunningInfo."""
     return {
         "mqPopTable": {},
-        "mqTable": {assignment.queue: _queue_info(assignment, offsets, now_ms) for assignment in assignments},
+        "mqTable": {assignment.queue: _queue_info(assignment, offsets) for assignment in assignments},
         "properties": dict(properties),
         "statusTable": dict(statuses),
         "subscriptionSet": sorted(subscriptions, key=lambda subscription: subscription.topic),
@@ -59,7 +59,7 @@ def running_info(
     }
 
 
-def _queue_info(assignment: Assignment, offsets: Offsets, now_ms: int) -> dict[str, int | bool]:
+def _queue_info(assignment: Assignment, offsets: Offsets) -> dict[str, int | bool]:
     buffer = assignment.buffer
     held = len(buffer) > 0
     return {
@@ -70,9 +70,9 @@ def _queue_info(assignment: Assignment, offsets: Offsets, now_ms: int) -> dict[s
         "commitOffset": offsets.known(assignment.queue),
         "droped": assignment.revoked,
         "lastConsumeTimestamp": assignment.last_consume_ms,
-        "lastLockTimestamp": assignment.locked_at_ms or 0,
+        "lastLockTimestamp": assignment.last_lock_ms,
         "lastPullTimestamp": assignment.pull_loop.last_pull_ms if assignment.pull_loop is not None else 0,
-        "locked": assignment.is_locked(now_ms),
+        "locked": assignment.is_locked(steady_ms()),
         "transactionMsgCount": 0,
         "transactionMsgMaxOffset": 0,
         "transactionMsgMinOffset": 0,
@@ -80,14 +80,16 @@ def _queue_info(assignment: Assignment, offsets: Offsets, now_ms: int) -> dict[s
     }
 
 
-def direct_result(outcome: Outcome, *, is_orderly: bool, spent_ms: int) -> dict[str, object]:
+def direct_result(outcome: Outcome, *, is_orderly: bool, spent_ms: int, auto_commit: bool = True) -> dict[str, object]:
     """Apache's ConsumeMessageDirectlyResult for one message."""
     if outcome.error is not None:
         result, remark = "CR_THROW_EXCEPTION", f"{type(outcome.error).__name__}: {outcome.error}"
+    elif outcome.commits or outcome.rolls_back:
+        result, remark = "CR_COMMIT" if outcome.commits else "CR_ROLLBACK", None
     else:
         result, remark = "CR_SUCCESS" if outcome.done else "CR_LATER", None
     return {
-        "autoCommit": True,
+        "autoCommit": auto_commit,
         "consumeResult": result,
         "order": is_orderly,
         "remark": remark,

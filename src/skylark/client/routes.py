@@ -4,6 +4,9 @@ A route is fetched when it is first asked for, again every 30 s (by the session)
 true any more. A topic that the name servers forget keeps its last route, as in Apache's client: a name server that was
 just started knows nothing yet.
 
+Where a broker is, the newest route that names it says. Routes of forgotten topics only count for brokers that no other
+route names: the addresses of a deleted topic stay as they were, wherever its brokers went.
+
 A producer may send to a topic that does not exist, if a broker is willing to make it: such a topic gets the route of
 the topic that new ones are modelled on (`TBW102`). That route is only for sending and is kept apart from the real ones.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -35,6 +38,8 @@ MAX_TOPICS: Final = 4096
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _PERM_READ: Final = 4
 _PERM_WRITE: Final = 2
+
+NOTHING_TO_READ: Final = "it has no queue that can be read; see its permission and brokerPermission of its brokers"
 
 AskNameServer = Callable[[Frame, float], Awaitable[Frame]]
 Subscriber = Callable[["TopicRoute"], None]
@@ -121,9 +126,16 @@ class Routes:
         self._defaults: dict[str, TopicRoute] = {}
         self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
         self._subscribers: list[Subscriber] = []
+        self._forgotten: set[str] = set()  # topics with a route that the name servers do not know any more
         self._is_stale = False
-        self.brokers: dict[str, dict[int, str]] = {}
+        self._brokers: dict[str, dict[int, str]] | None = {}  # None when they are to be gathered anew
+
+    @property
+    def brokers(self) -> Mapping[str, dict[int, str]]:
         """broker name -> broker id -> address, of every route that is known"""
+        if self._brokers is None:
+            self._brokers = self._gather_brokers()
+        return self._brokers
 
     def known(self, topic: str) -> TopicRoute | None:
         """The cached route, if there is one: no wait."""
@@ -162,7 +174,7 @@ class Routes:
             model = await self._default(default_topic, topic)
         route = self._defaults[topic] = as_default(topic, model, default_queues)
         _keep_bounded(self._defaults)
-        self._learn_brokers()
+        self._brokers = None
         return route
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -192,8 +204,8 @@ class Routes:
             return await self.get(default_topic)
         except RouteNotFound:
             raise RouteNotFound(
-                f"topic {topic!r} does not exist, and no broker creates topics by itself: create it first, "
-                f"or set autoCreateTopicEnable=true on the broker"
+                f"topic {topic!r} does not exist or its broker is down, and no broker that is up creates topics by "
+                f"itself: start the broker, or create the topic first, or set autoCreateTopicEnable=true on the broker"
             ) from None
 
     async def _fetch(self, topic: str) -> TopicRoute:
@@ -213,7 +225,10 @@ class Routes:
         fields = encode_header(GetRouteInfo(topic))
         answer = await self._ask(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), self._timeout_s)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise RouteNotFound(f"the name servers do not know topic {topic!r}")
+            self._forget(topic)
+            raise RouteNotFound(
+                f"the name servers do not know topic {topic!r}: it does not exist, or its broker is down"
+            )
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, "the name server")
         try:
@@ -224,20 +239,37 @@ class Routes:
         return route
 
     def _keep(self, route: TopicRoute) -> None:
-        if self._routes.get(route.topic) == route:
+        known = self._routes.pop(route.topic, None)
+        if known == route:
+            route = known
+        self._routes[route.topic] = route  # the last one is the newest
+        if known is route and route.topic not in self._forgotten:
+            if self._brokers is not None:
+                self._brokers |= route.brokers
+            return
+        self._forgotten.discard(route.topic)
+        self._brokers = None
+        if known is route:
             return
         self._defaults.pop(route.topic, None)
-        self._routes[route.topic] = route
         _keep_bounded(self._routes)
-        self._learn_brokers()
+        self._forgotten &= self._routes.keys()
         for subscriber in list(self._subscribers):
             subscriber(route)
 
-    def _learn_brokers(self) -> None:
+    def _forget(self, topic: str) -> None:
+        if topic in self._routes and topic not in self._forgotten:
+            self._forgotten.add(topic)
+            self._brokers = None
+
+    def _gather_brokers(self) -> dict[str, dict[int, str]]:
         brokers: dict[str, dict[int, str]] = {}
-        for route in (*self._defaults.values(), *self._routes.values()):
-            brokers |= route.brokers
-        self.brokers = brokers
+        for stale in (*(self._routes[topic] for topic in self._forgotten), *self._defaults.values()):
+            brokers |= stale.brokers
+        for topic, route in self._routes.items():
+            if topic not in self._forgotten:
+                brokers |= route.brokers
+        return brokers
 
 
 def as_default(topic: str, model: TopicRoute, queues: int) -> TopicRoute:

@@ -7,12 +7,13 @@ milliseconds since the month began, 2 of a counter. Apache's tools read the time
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -38,6 +39,7 @@ RETRY_CODES: Final = frozenset(
     }
 )
 """Answers after which another broker may do better; the same as in Apache's client."""
+_MAX_UNSEEN: Final = 1000
 BatchItem = tuple[int, bytes, dict[str, str]]
 """flag, body and properties of one message of a batch"""
 
@@ -47,8 +49,8 @@ class Sending:
 
     __slots__ = (
         "attempts_left", "batch_ids", "body", "broker", "code", "connection", "context", "deadline_s", "encoded",
-        "flag", "future", "is_bound", "msg_id", "opaque", "properties", "queue", "size_bytes", "started_s", "sys_flag",
-        "topic", "tried", "until_s",
+        "flag", "future", "is_bound", "is_left_alone", "is_patient", "msg_id", "opaque", "properties", "queue",
+        "size_bytes", "started_s", "sys_flag", "topic", "tried", "until_s",
     )  # fmt: skip
 
     def __init__(self, topic: str, body: bytes, properties: dict[str, str], encoded: str, msg_id: str) -> None:
@@ -65,6 +67,8 @@ class Sending:
         self.queue: MessageQueue | None = None  # where it goes; given by the caller, or chosen for each attempt
         self.broker = ""  # the one that the last attempt went to
         self.is_bound = False  # it goes to that queue or nowhere
+        self.is_patient = False  # while its broker is away it is tried until its time is over
+        self.is_left_alone = False  # its sender goes on without waiting for it
         self.attempts_left = 0
         self.tried: list[str] = []  # names of the brokers, one an attempt
         self.deadline_s = 0.0  # of the whole call
@@ -113,6 +117,38 @@ class SendHook:
         """`receipts` (several for a batch) or `error` are set; for a one-way message, neither is."""
 
 
+class Failed(Protocol):
+    """A future that failed. asyncio keeps account of whether anybody asked it, for the line that it logs otherwise."""
+
+    @property
+    def _log_traceback(self) -> bool: ...
+
+    def exception(self) -> BaseException | None: ...
+
+
+class Unseen:
+    """Messages that failed while their sender went on, and whose futures nobody asks: for `flush` to tell."""
+
+    def __init__(self) -> None:
+        self._failed: deque[Failed] = deque()
+        self._lost = 0  # those that there was no room for
+
+    def add(self, failed: Failed) -> None:
+        while self._failed and not self._failed[0]._log_traceback:
+            self._failed.popleft()
+        if len(self._failed) < _MAX_UNSEEN:
+            self._failed.append(failed)
+        else:
+            self._lost += 1
+
+    def take(self) -> tuple[int, BaseException] | None:
+        """How many there are, and the first error; by that they are seen."""
+        errors = [failed.exception() for failed in self._failed if failed._log_traceback]
+        lost, self._lost = self._lost, 0
+        self._failed.clear()
+        return (len(errors) + lost, errors[0]) if errors and errors[0] is not None else None
+
+
 class UniqueIds:
     """Makes the ids of a producer's messages."""
 
@@ -120,15 +156,15 @@ class UniqueIds:
         parts = ip.split(".")
         address = bytes(int(part) for part in parts) if len(parts) == 4 else secrets.token_bytes(4)
         self._prefix = (address + (pid & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)).hex().upper()
-        self._counter = 0
+        self._numbers = itertools.count(1)  # threads may take ids at the same time
         self._month_ms = 0
         self._next_month_ms = 0
 
     def take(self, now_ms: int) -> str:
         if now_ms >= self._next_month_ms:
             self._begin_month(now_ms)
-        self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{(now_ms - self._month_ms) & 0xFFFFFFFF:08X}{self._counter:04X}"
+        number = next(self._numbers) & 0xFFFF
+        return f"{self._prefix}{(now_ms - self._month_ms) & 0xFFFFFFFF:08X}{number:04X}"
 
     def _begin_month(self, now_ms: int) -> None:
         first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -3,6 +3,10 @@
 Producers and consumers that are given the same session share its connections. The session starts with the first that
 acquires it and ends with the last that releases it.
 
+- It is idle or running, and goes from one to the other at once: acquiring and releasing change everything that they
+  change before they wait for anything. What a life had (connections, tasks) ends with it and is never seen by the
+  next, so whoever enters while the last one leaves finds a session that has just begun.
+- In one process, two sessions with one client id at the same name servers can't run at a time: the second is refused.
 - Every broker of every known route hears of the members at once when they change, every 30 s, and first of all on a
   connection that is new: after a broker's restart it knows its clients before their next request.
 - A session belongs to the process and the event loop that started it. After a fork the child gets `ForkedProcess`.
@@ -14,52 +18,42 @@ import asyncio
 import logging
 import os
 import random
-import socket
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, Self
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, Self
 
-from skylark.client import stacks
-from skylark.client.addresses import of_name_server, parse_name_servers
+from skylark.client import identity
+from skylark.client.addresses import LOOK_UP_INTERVAL_S, NameServers, locate, of_name_server
 from skylark.client.dialogue import Dialogue
 from skylark.client.errors import (
     ClientClosed,
     ForkedProcess,
     NotANameServer,
     NotReachable,
+    OtherEventLoop,
     RequestTimeout,
     RocketMQError,
 )
-from skylark.client.message import Message
 from skylark.client.namespace import Namespace
+from skylark.client.options import LEAST_S, check_flag, check_hooks, check_seconds, check_texts
+from skylark.client.questions import ConsumerMember, Questions, TransactionCheck
 from skylark.client.routes import Routes
-from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.client.rpc_hooks import RpcHook, RpcHooks
+from skylark.net.connection import Connection
 from skylark.net.pool import Pool, abort_if_silent
-from skylark.wire import fastjson
 from skylark.wire.bodies import (
-    ConsumerData,
-    ConsumerStatus,
     Heartbeat,
     MessageQueue,
     ProducerData,
-    ResetOffsets,
-    decode_body,
     encode_body,
 )
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import (
-    ConsumeMessageDirectlyResult,
-    GetConsumerRunningInfo,
-    GetConsumerStatus,
-    NotifyConsumerIdsChanged,
-    ResetOffset,
     UnregisterClient,
 )
-from skylark.wire.message import PROPERTY_PRODUCER_GROUP, StoredMessage
-from skylark.wire.records import decode_record
 from skylark.wire.routes import MASTER_ID
-from skylark.wire.typed import decode_header, encode_header
+from skylark.wire.typed import encode_header
 
 log = logging.getLogger(__name__)
 
@@ -68,48 +62,8 @@ ROUTE_INTERVAL_S: Final = 30.0
 SILENCE_S: Final = 1.0  # a shorter time without an answer says nothing about the connection
 
 
-TransactionCheck = Callable[[Frame, StoredMessage, Connection], None]
-"""Takes a broker's question about a transaction, with the half message, and the connection to answer on."""
-
-
-class ConsumerMember(Protocol):
-    """What a session wants from a consumer that joins a group. The plain methods must not block."""
-
-    @property
-    def group(self) -> str: ...
-
-    def data(self) -> ConsumerData:
-        """What heartbeats say about the group."""
-
-    def rebalance_soon(self) -> None:
-        """The group's members changed."""
-
-    def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """An operator moves the group; go on from these offsets."""
-
-    def positions(self, topic: str) -> dict[MessageQueue, int]:
-        """The offsets up to which the member has consumed its queues of the topic."""
-
-    def running_info(self) -> Mapping[str, object]:
-        """Apache's ConsumerRunningInfo, for operators."""
-
-    def consume_directly(self, message: Message) -> Awaitable[Mapping[str, object]]:
-        """An operator has one message consumed here; Apache's ConsumeMessageDirectlyResult."""
-
-
-def local_ip() -> str:
-    """The address that other machines would see; found without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 9))
-            ip: str = probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
-    return ip
-
-
 def session_of(
-    session: Session | None, name_servers: str | Sequence[str], namespace: str, request_timeout_s: float = 3.0
+    session: Session | None, name_servers: NameServers, namespace: str, request_timeout_s: float = 3.0
 ) -> Session:
     """The session that a client was given, or one of its own. Raises ValueError."""
     if session is None:
@@ -130,7 +84,7 @@ class Session:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         *,
         instance: str | None = None,
         unit: str | None = None,
@@ -139,68 +93,78 @@ class Session:
         namespace_v2: str = "",
         client_ip: str | None = None,
         request_timeout_s: float = 3.0,
+        rpc_hooks: Sequence[RpcHook] = (),
     ) -> None:
         """
+        - `name_servers`: addresses, or the URL of an address server; None leaves it to the environment (`addresses`).
+        - `instance`: the second half of the client id; without it, each session has one of its own.
         - `unit`: the part of a larger deployment that this client belongs to; `unit_mode` tells the brokers to mark the
           topics that it creates and the groups that it joins.
         - `namespace`: stands before all names of topics and groups on the wire; see `skylark.client.namespace`.
         - `namespace_v2`: goes with every request as a field of its own, for a proxy that adds it to the names.
+        - `rpc_hooks`: called before every request and after every response; see `skylark.client.rpc_hooks`.
         """
-        self.name_servers = parse_name_servers(name_servers)
+        check_texts(namespace=namespace, namespace_v2=namespace_v2)
+        check_flag("unit_mode", unit_mode)
+        check_seconds("request_timeout_s", request_timeout_s, LEAST_S)
+        check_hooks("rpc_hooks", rpc_hooks, "before_request", "after_response")
+        # Empty until the address server was asked, if there is one.
+        self.name_servers, self._address_server = locate(name_servers, unit)
         self.request_timeout_s = request_timeout_s
-        # Two clients of one process are two members of a group, so the process id alone does not do.
-        name = instance or f"{os.getpid()}#{time.monotonic_ns()}"
-        self.client_id = f"{client_ip or local_ip()}@{name}" + (f"@{unit}" if unit else "")
+        ip = client_ip or identity.local_ip()
+        self.client_id = identity.make_id(ip, instance or identity.own_instance(), unit)
+        self.lasting_id = identity.make_id(ip, instance or identity.DEFAULT_INSTANCE, unit)
+        """the same at every start, though not only this client's"""
         self.unit_mode = unit_mode
         self.namespace = Namespace(namespace)
         self._stamp = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else None
+        self._rpc_hooks = tuple(rpc_hooks)
         self.routes = Routes(self.ask_name_server, request_timeout_s)
         self.dialogue = Dialogue()
-        self.handlers: dict[int, Handler] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_positions,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.dialogue.receive,
-            RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
-        }
         self._producers: dict[str, int] = {}
         self._checkers: dict[str, TransactionCheck] = {}
         self._consumers: dict[str, ConsumerMember] = {}
-        self._name_server = random.randrange(len(self.name_servers))
+        self.handlers = Questions(self._consumers, self._checkers, self.dialogue).handlers
+        self._name_server = random.randrange(1 << 16)
         self._companion: Session | None = None
         self._users = 0
         self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Pool | None = None
         self._open: dict[str, Connection] = {}  # brokers' connections that have been greeted
         self._dials: dict[str, asyncio.Task[Connection]] = {}
+        self._remarks: dict[str, str] = {}  # what brokers said last when they heard this client
         self._unheard: set[str] = set()  # brokers whose heartbeat failed, so that it is said once
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # Life.
 
     async def acquire(self) -> None:
-        """Starts the session with its first user."""
-        self.check_process()
-        self._users += 1
-        if self._users > 1:
+        """Starts the session with its first user. Raises RocketMQError if another one has its client id."""
+        self.check_home()
+        if self._users:
+            self._users += 1
             return
+        identity.register(self)
+        self._users = 1
         self._pid = os.getpid()
-        self._pool = Pool(self.handlers, self.request_timeout_s, self._stamp)
-        self._tasks = [
-            asyncio.create_task(_every(HEARTBEAT_INTERVAL_S, self.heartbeat)),
-            asyncio.create_task(_every(ROUTE_INTERVAL_S, self._refresh_routes)),
-        ]
+        self._loop = asyncio.get_running_loop()
+        watch = RpcHooks(self._rpc_hooks) if self._rpc_hooks else None
+        self._pool = Pool(self.handlers, self.request_timeout_s, self._stamp, watch)
+        self._spawn(every(HEARTBEAT_INTERVAL_S, self.heartbeat))
+        self._spawn(every(ROUTE_INTERVAL_S, self._refresh_routes))
+        if self._address_server is not None:
+            self._spawn(every(LOOK_UP_INTERVAL_S, self.look_up_name_servers))
 
     async def release(self) -> None:
         """Ends the session with its last user."""
-        self.check_process()
+        self.check_home()
         if self._users == 0:
             return
         self._users -= 1
         if self._users == 0:
-            await self._stop()
+            tasks = self._detach()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     start = acquire
     close = release
@@ -212,26 +176,41 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         await self.release()
 
-    async def _stop(self) -> None:
-        tasks = [*self._tasks, *self._dials.values()]
-        self._tasks = []
+    def _detach(self) -> list[asyncio.Task[Any]]:
+        """Ends this life: from here on the session is idle. The tasks, which are cancelled, can be waited for."""
+        identity.unregister(self)
+        tasks: list[asyncio.Task[Any]] = [*self._tasks, *self._dials.values()]
+        pool, self._pool = self._pool, None
+        self._tasks, self._dials, self._open = set(), {}, {}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         self.dialogue.close()
-        self._open.clear()
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        if pool is not None:
+            pool.close()
+        return tasks
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work of this life, which ends with it."""
+        task = asyncio.create_task(work)
+        tasks = self._tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
 
     @property
     def is_running(self) -> bool:
         return self._pool is not None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs here: in this process, on an event loop that is still open."""
+        is_over = self._loop is None or self._loop.is_closed()
+        return self.is_running and self._pid == os.getpid() and not is_over
+
     def _running_pool(self) -> Pool:
         if self._pool is None:
             raise ClientClosed("the client is not started, or closed already; use it within `async with`")
-        self.check_process()
+        self.check_home()
         return self._pool
 
     def check_process(self) -> None:
@@ -242,11 +221,23 @@ class Session:
                 f"make a client of its own in the child, after the fork"
             )
 
+    def check_home(self) -> None:
+        """Raises ForkedProcess, or OtherEventLoop on another loop than the one that the session was started on."""
+        self.check_process()
+        if self._users and self._loop is not asyncio.get_running_loop():
+            is_over = self._loop is None or self._loop.is_closed()
+            raise OtherEventLoop(
+                "this client was started on another event loop, "
+                + ("which is closed, and the client with it" if is_over else "and works only there")
+                + ": make a client for each event loop, or use skylark.client.sync, whose clients serve all threads"
+            )
+
     @property
     def companion(self) -> Session:
         """A session at the same servers for what goes beside: its own connections, and no namespace."""
         if self._companion is None:
-            self._companion = Session(self.name_servers, request_timeout_s=self.request_timeout_s)
+            given = self.name_servers if self._address_server is None else self._address_server.url
+            self._companion = Session(given, request_timeout_s=self.request_timeout_s, rpc_hooks=self._rpc_hooks)
         return self._companion
 
     # Requests.
@@ -259,7 +250,10 @@ class Session:
         """
         pool = self._running_pool()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self.request_timeout_s if timeout_s is None else timeout_s)
+        patience_s = self.request_timeout_s if timeout_s is None else timeout_s
+        deadline = loop.time() + patience_s
+        if not self.name_servers:
+            await self._ask_address_server(patience_s)
         count = len(self.name_servers)
         failures: list[str] = []
         timed_out = False
@@ -268,7 +262,7 @@ class Session:
             address = self.name_servers[index]
             try:
                 # One that does not answer leaves time for the others.
-                answer = await pool.request(address, request, (deadline - loop.time()) / (count - turn))
+                answer = await pool.ask(address, request, (deadline - loop.time()) / (count - turn))
                 answer = of_name_server(answer, address)
             except TimeoutError as e:
                 timed_out = True
@@ -284,6 +278,20 @@ class Session:
                 return answer
         text = "no name server answers: " + "; ".join(failures)
         raise RequestTimeout(text) if timed_out else NotReachable(text)
+
+    async def look_up_name_servers(self) -> None:
+        """Asks the address server anew. When it does not answer, the addresses stay as they are."""
+        try:
+            await self._ask_address_server(self.request_timeout_s)
+        except NotReachable as e:
+            log.warning("the name servers stay as they are: %s", e)
+
+    async def _ask_address_server(self, timeout_s: float) -> None:
+        assert self._address_server is not None
+        found = await self._address_server.ask(timeout_s)
+        if found != self.name_servers:
+            log.info("the name servers are %s, says %s", ";".join(found), self._address_server.url)
+            self.name_servers = found
 
     async def ask_broker(
         self, broker_name: str, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
@@ -307,6 +315,34 @@ class Session:
             if leader != broker:
                 answer = await self.ask_broker(leader, request, timeout_s, broker_id=broker_id)
         return answer
+
+    async def readable_id(
+        self, queue: MessageQueue, broker_id: int = MASTER_ID, *, may_be_outdated: bool = True
+    ) -> int:
+        """Which of the queue's brokers to read from: the one named, the slave after it, or any that there is.
+
+        As RocketMQ's client does: without a master, a slave has what can be had. If there is none, or if it must not be
+        by an outdated route that the one named is missing, the route is asked for. Raises RocketMQError.
+        """
+        found = self._readable_id(queue, broker_id)
+        if found is None or (found != broker_id and not may_be_outdated):
+            try:
+                await self.routes.get(queue.topic, refresh=True)
+            except RocketMQError as e:
+                if found is None:
+                    raise NotReachable(f"no route leads to broker {queue.broker_name}: {e}") from e
+            found = self._readable_id(queue, broker_id)
+        if found is None:
+            raise NotReachable(f"no route leads to broker {queue.broker_name}")
+        return found
+
+    def _readable_id(self, queue: MessageQueue, broker_id: int) -> int | None:
+        addresses = self.routes.brokers.get(self.routes.broker_of(queue))
+        if not addresses or broker_id in addresses:
+            return broker_id if addresses else None
+        if broker_id != MASTER_ID and broker_id + 1 in addresses:
+            return broker_id + 1
+        return min(addresses)
 
     async def notify_broker(
         self, broker_name: str, request: Frame, timeout_s: float | None = None, *, broker_id: int | None = MASTER_ID
@@ -355,36 +391,47 @@ class Session:
 
     async def connect(self, address: str, timeout_s: float) -> Connection:
         """The broker's connection, dialled if need be. Raises NotReachable or RequestTimeout."""
-        self._running_pool()
+        pool = self._running_pool()
         dial = self._dials.get(address)
         if dial is None:
-            dial = self._dials[address] = asyncio.create_task(self._dial(address))
-            dial.add_done_callback(lambda done: self._dialled(address, done))
+            dial = self._dials[address] = asyncio.create_task(self._dial(address, pool))
+            dial.add_done_callback(partial(_dialled, self._dials, address))
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(dial)
+        except asyncio.CancelledError:
+            if self._pool is not pool and dial.cancelled():
+                raise ClientClosed("the session was closed while a connection was dialled") from None
+            raise
         except TimeoutError as e:
             raise RequestTimeout(str(e) or f"no connection to broker {address} within {timeout_s:.3g} s") from None
         except OSError as e:
             raise NotReachable(str(e)) from e
 
-    async def _dial(self, address: str) -> Connection:
-        connection = await self._running_pool().get(address)
+    async def _dial(self, address: str, pool: Pool) -> Connection:
+        opened = self._open  # of this life, as the pool
+        connection = await pool.get(address)
         if (self._producers or self._consumers) and address in self._member_addresses():
+            producers, consumers = set(self._producers), set(self._consumers)
             await self._beat(address, connection)
-        self._open[address] = connection
+            # Who left meanwhile did not know of this connection.
+            for group in producers - self._producers.keys():
+                await self._tell(connection, UnregisterClient(self.client_id, producer_group=group))
+            for group in consumers - self._consumers.keys():
+                await self._tell(connection, UnregisterClient(self.client_id, consumer_group=group))
+        opened[address] = connection
         return connection
-
-    def _dialled(self, address: str, dial: asyncio.Task[Connection]) -> None:
-        self._dials.pop(address, None)
-        if not dial.cancelled():
-            dial.exception()  # looked at, so that nobody complains when all who waited have given up
 
     # Members and heartbeats.
 
     async def add_producer(self, group: str) -> None:
+        """Whoever raises or is cancelled here has not joined."""
         self._producers[group] = self._producers.get(group, 0) + 1
-        await self.heartbeat()
+        try:
+            await self.heartbeat()
+        except BaseException:
+            await self.remove_producer(group)
+            raise
 
     async def remove_producer(self, group: str) -> None:
         """Several producers may have one group; the brokers hear of it when the last one leaves."""
@@ -407,15 +454,23 @@ class Session:
         self._checkers.pop(group, None)
 
     async def add_consumer(self, member: ConsumerMember) -> None:
-        """Joins the group. Ask for the routes of its topics before: only their brokers hear of it."""
+        """Joins the group, or, if it raises or is cancelled, does not.
+
+        Ask for the routes of its topics before: only their brokers hear of it.
+        """
         if member.group in self._consumers:
             raise RocketMQError(
                 f"this session has a consumer of group {member.group!r} already; give the second a session of its own"
             )
         self._consumers[member.group] = member
-        await self.heartbeat()
+        try:
+            await self.heartbeat()
+        except BaseException:
+            await self.remove_consumer(member.group)
+            raise
 
     async def remove_consumer(self, group: str) -> None:
+        """Leaves the group. It is left at once, and the brokers hear of it even if the wait for them is cancelled."""
         if self._consumers.pop(group, None) is not None:
             await self._unregister(UnregisterClient(self.client_id, consumer_group=group))
 
@@ -462,6 +517,10 @@ class Session:
             self._note_beat(address, str(e))
         else:
             self._note_beat(address, "" if answer.code == ResponseCode.SUCCESS else f"{answer.code} {answer.remark}")
+            remark = answer.remark if answer.code == ResponseCode.SUCCESS else None
+            if remark and remark not in self._remarks.values():
+                log.warning("broker %s says: %s", address, remark)
+            self._remarks[address] = remark or ""
 
     def _note_beat(self, address: str, failure: str) -> None:
         if failure and address not in self._unheard:
@@ -472,15 +531,17 @@ class Session:
             log.info("broker %s hears this client again", address)
 
     async def _unregister(self, header: UnregisterClient) -> None:
-        fields = encode_header(header)
+        told = [self._spawn(self._tell(connection, header)) for connection in self._open.values() if connection.is_open]
+        if told:
+            await asyncio.wait(told)
 
-        async def tell(connection: Connection) -> None:
-            try:
-                await connection.request(Frame(RequestCode.UNREGISTER_CLIENT, dict(fields)), self.request_timeout_s)
-            except OSError as e:
-                log.debug("%r was not told that a group was left: %s", connection, e)
-
-        await asyncio.gather(*(tell(connection) for connection in list(self._open.values()) if connection.is_open))
+    async def _tell(self, connection: Connection, header: UnregisterClient) -> None:
+        try:
+            await connection.request(
+                Frame(RequestCode.UNREGISTER_CLIENT, encode_header(header)), self.request_timeout_s
+            )
+        except OSError as e:
+            log.debug("%r was not told that a group was left: %s", connection, e)
 
     async def _refresh_routes(self) -> None:
         await self.routes.refresh()
@@ -490,55 +551,16 @@ class Session:
                 del self._open[address]
                 self._running_pool().drop(address)
         self._unheard &= known
-
-    # What brokers ask of this client.
-
-    def _members_changed(self, request: Frame, _: Connection) -> None:
-        member = self._consumers.get(decode_header(NotifyConsumerIdsChanged, request).consumer_group)
-        if member is not None:
-            member.rebalance_soon()
-
-    def _reset_offsets(self, request: Frame, _: Connection) -> None:
-        header = decode_header(ResetOffset, request)
-        member = self._consumers.get(header.group)
-        if member is not None and request.body:
-            member.reset_offsets(header.topic, decode_body(ResetOffsets, request.body).offset_table)
-
-    def _tell_positions(self, request: Frame, _: Connection) -> Frame:
-        header = decode_header(GetConsumerStatus, request)
-        table = self._member(header.group).positions(header.topic)
-        return request.reply(body=encode_body(ConsumerStatus(message_queue_table=table)))
-
-    def _tell_running_info(self, request: Frame, _: Connection) -> Frame:
-        header = decode_header(GetConsumerRunningInfo, request)
-        info = dict(self._member(header.consumer_group).running_info())
-        if header.jstack_enable:
-            info["jstack"] = stacks.dump()
-        return request.reply(body=fastjson.dumps(info))
-
-    async def _consume_directly(self, request: Frame, _: Connection) -> Frame:
-        header = decode_header(ConsumeMessageDirectlyResult, request)
-        member = self._member(header.consumer_group)
-        message = Message.from_record(decode_record(request.body), header.broker_name or "")
-        return request.reply(body=fastjson.dumps(await member.consume_directly(message)))
-
-    def _check_transaction(self, request: Frame, connection: Connection) -> None:
-        record = decode_record(request.body)
-        group = record.properties.get(PROPERTY_PRODUCER_GROUP, "")
-        check = self._checkers.get(group)
-        if check is None:
-            log.info("nobody here knows how transactions of group %r ended", group)
-        else:
-            check(request, record, connection)
-
-    def _member(self, group: str) -> ConsumerMember:
-        member = self._consumers.get(group)
-        if member is None:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer")
-        return member
+        self._remarks = {address: remark for address, remark in self._remarks.items() if address in known}
 
 
-async def _every(interval_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def _dialled(dials: dict[str, asyncio.Task[Connection]], address: str, dial: asyncio.Task[Connection]) -> None:
+    dials.pop(address, None)
+    if not dial.cancelled():
+        dial.exception()  # looked at, so that nobody complains when all who waited have given up
+
+
+async def every(interval_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs `action` again and again; what it raises is logged and does not end the series."""
     while True:
         await asyncio.sleep(interval_s)

@@ -6,9 +6,12 @@ All members come to the same result, because all sort queues and members alike a
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Final
 
 from skylark.client.allocate import Strategy, java_order
-from skylark.client.errors import BrokerError, NotReachable, RocketMQError
+from skylark.client.calling import call
+from skylark.client.errors import BrokerError, CallbackFailed, NotReachable, RocketMQError
 from skylark.client.routes import TopicRoute
 from skylark.client.session import Session
 from skylark.wire.bodies import BadBody, ConsumerIds, MessageQueue, decode_body
@@ -17,9 +20,17 @@ from skylark.wire.frame import Frame
 from skylark.wire.headers import GetConsumerListByGroup
 from skylark.wire.typed import encode_header
 
+_NO_MEMBER: Final = (
+    "it has heard of no member; with autoCreateSubscriptionGroup=false a broker takes in none before the group is "
+    "created, as with mqadmin updateSubGroup, or unless autoCreateSubscriptionGroup=true"
+)
+
 
 async def share_of(session: Session, group: str, route: TopicRoute, strategy: Strategy) -> list[MessageQueue] | None:
-    """This member's queues, None as long as no broker counts it in. Raises RocketMQError when none can be asked."""
+    """This member's queues, None as long as no broker counts it in.
+
+    Raises RocketMQError when no broker can be asked, and when the strategy fails.
+    """
     members = await _members(session, group, route)
     if session.client_id not in members:
         # Not heard of yet, or forgotten: nothing is ours until the broker knows us.
@@ -27,7 +38,20 @@ async def share_of(session: Session, group: str, route: TopicRoute, strategy: St
         members = await _members(session, group, route)
     if session.client_id not in members:
         return None
-    return strategy(session.client_id, route.read_queues, members) if route.read_queues else []
+    return _apply(strategy, session.client_id, route.read_queues, members) if route.read_queues else []
+
+
+def _apply(
+    strategy: Strategy, member: str, queues: Sequence[MessageQueue], members: Sequence[str]
+) -> list[MessageQueue]:
+    try:
+        share = list(call(strategy, member, list(queues), list(members)))
+    except Exception as e:
+        raise CallbackFailed(f"the strategy {strategy!r} failed: {type(e).__name__}: {e}") from e
+    strange = [each for each in share if each not in queues]
+    if strange:
+        raise CallbackFailed(f"the strategy {strategy!r} gave {strange[0]!r}, which is no queue of the topic")
+    return share
 
 
 async def _members(session: Session, group: str, route: TopicRoute) -> list[str]:
@@ -41,7 +65,7 @@ async def _members(session: Session, group: str, route: TopicRoute) -> list[str]
             answer = await session.ask_broker(broker, request, broker_id=None)
             if answer.code == ResponseCode.SUCCESS:
                 return sorted(decode_body(ConsumerIds, answer.body).consumer_id_list, key=java_order)
-            failure = BrokerError(answer.code, answer.remark, broker)
+            failure = BrokerError(answer.code, answer.remark, broker, _NO_MEMBER)
         except RocketMQError as e:
             failure = e
         except BadBody as e:

@@ -10,7 +10,8 @@
 The brokers share the messages out (POP consumption): there is no rebalance, any number of consumers take from any
 queue, and nobody has to wait for a consumer that died. A message that was received is hidden from the others for its
 invisible time. By then it is acknowledged, or its time is extended, or it comes again, with one more try in
-`reconsume_times`; after `max_reconsume_times` of them it becomes a dead letter.
+`reconsume_times`; after `max_reconsume_times` of them it becomes a dead letter. What waits in this consumer is kept
+hidden meanwhile: whoever gets a message has nearly all of its time.
 
 Messages are received from all brokers at once: one that is empty, slow or down does not hold up the rest (`sources`).
 """
@@ -21,12 +22,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from skylark.client import popping
+from skylark.client.addresses import NameServers
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.message import Message, MessageQueue
+from skylark.client.options import reconsume_times
 from skylark.client.popping import (
     ANY_QUEUE,
     DEFAULT_RECONSUME_TIMES,
@@ -35,6 +39,7 @@ from skylark.client.popping import (
     Popped,
     handle_of,
 )
+from skylark.client.receipts import Receipts
 from skylark.client.returning import Returns
 from skylark.client.routes import TopicRoute
 from skylark.client.session import Session, session_of
@@ -51,6 +56,10 @@ log = logging.getLogger(__name__)
 MAX_WAIT_S: Final = 3600.0
 _DEAD_LETTER_LEVEL: Final = -1
 _CLOSING_S: Final = 3.0
+_STALE: Final = 1 / 8
+"""Who gets a message has more of its time than what this leaves."""
+_DUE: Final = 1 / 2
+"""What waits here is hidden anew when so much of its time is over."""
 
 # A broker that answers so will not answer otherwise a second later.
 _LASTING: Final = frozenset(
@@ -70,7 +79,7 @@ class SimpleConsumer:
 
     def __init__(
         self,
-        name_servers: str | Sequence[str] = "localhost:9876",
+        name_servers: NameServers = None,
         group: str = "DEFAULT_CONSUMER",
         *,
         session: Session | None = None,
@@ -86,7 +95,7 @@ class SimpleConsumer:
         - `fifo`: in order: a queue gives nothing more until what it gave before is acknowledged.
         - `from_where`: where a group starts that is new to a queue: with its "first" message or with the "last".
         - `invisible_s`: how long messages are hidden, unless `receive` says otherwise.
-        - `max_reconsume_times`: a message that came again more often becomes a dead letter.
+        - `max_reconsume_times`: a message that came again more often becomes a dead letter; -1 is RocketMQ's 16.
         - `namespace`: stands before the names of group and topics on the wire.
         """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
@@ -95,6 +104,8 @@ class SimpleConsumer:
         check_group(group)
         if from_where not in ("last", "first"):
             raise InvalidMessage(f"from_where is {from_where!r}; a simple consumer takes 'last' or 'first'")
+        times = reconsume_times(max_reconsume_times)
+        max_reconsume_times = DEFAULT_RECONSUME_TIMES if times is None else times
         self.group = group
         self._fifo = fifo
         self._init_mode = FROM_MIN if from_where == "first" else FROM_MAX
@@ -108,6 +119,9 @@ class SimpleConsumer:
         self._sources = Sources(self._pop, self._bell, self._settle)
         self._chores: set[asyncio.Task[None]] = set()
         self._iterated: deque[Caught] = deque()
+        self._receipts = Receipts(self._session, group, request_timeout_s)
+        self._shortest_ms = self._invisible_ms
+        self._renewing: asyncio.Task[None] | None = None
         self._is_running = False
         self._is_closed = False
         self._has_joined = False
@@ -127,6 +141,7 @@ class SimpleConsumer:
         except BaseException:
             await self.close()
             raise
+        self._renewing = asyncio.create_task(self._renew_forever())
 
     async def close(self) -> None:
         """Leaves the group. What was received and not acknowledged can still be acknowledged by another consumer."""
@@ -134,10 +149,14 @@ class SimpleConsumer:
             return
         self._is_running, self._is_closed = False, True
         self._sources.changed.set()
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._sources.close(_CLOSING_S)
         # What nobody received after all need not wait until its time is over.
-        waiting = [*self._iterated, *self._sources.pile]
-        await asyncio.gather(*(self._let_go(message) for message, _ in waiting))
+        now_s = asyncio.get_running_loop().time()
+        waiting = [each for each in (*self._iterated, *self._sources.pile) if _age(each, now_s) < 1]
+        await asyncio.gather(*(self._let_go(each.message) for each in waiting))
+        await self._receipts.close(_CLOSING_S)
         if self._chores:
             await asyncio.wait(self._chores, timeout=_CLOSING_S)
         for chore in self._chores:
@@ -212,7 +231,13 @@ class SimpleConsumer:
 
         Raises RouteNotFound when a topic does not exist, and what the matter is when no broker can be asked.
         """
-        return [message for message, _ in await self._receive(max_messages, invisible_s, wait_s)]
+        clock_s = asyncio.get_running_loop().time
+        deadline_s = clock_s() + wait_s
+        while True:
+            caught = await self._receive(max_messages, invisible_s, max(deadline_s - clock_s(), 0.0))
+            messages = await self._fresh(caught)
+            if messages or not caught:
+                return messages
 
     async def _receive(self, max_messages: int, invisible_s: float | None, wait_s: float) -> list[Caught]:
         self._check_running()
@@ -221,6 +246,7 @@ class SimpleConsumer:
         if not 0 <= wait_s <= MAX_WAIT_S:
             raise InvalidMessage(f"wait_s is {wait_s:g}; it must be between 0 and {MAX_WAIT_S:g}")
         invisible_ms = self._invisible_ms if invisible_s is None else _invisible_ms(invisible_s, MIN_INVISIBLE_S)
+        self._shortest_ms = min(self._shortest_ms, invisible_ms)
         if not self._subscriptions:
             raise InvalidMessage("the consumer is not subscribed to any topic: call subscribe first")
         clock_s = asyncio.get_running_loop().time
@@ -229,7 +255,7 @@ class SimpleConsumer:
         self._sources.look_again()
         while self._is_running:
             self._sources.changed.clear()
-            caught = await self._fresh(self._take(max_messages))
+            caught = self._take(max_messages)
             if caught:
                 return caught
             await self._follow_subscriptions()
@@ -257,21 +283,48 @@ class SimpleConsumer:
         except TimeoutError:
             pass
 
-    async def _fresh(self, caught: list[Caught]) -> list[Caught]:
-        """Those of the messages, which may have waited here, that are still ours, with half of their time at least."""
-        clock_s = asyncio.get_running_loop().time
-        fresh = []
-        for message, since_s in caught:
-            invisible_ms = handle_of(message).invisible_ms
-            if (clock_s() - since_s) * 2000 >= invisible_ms:
-                try:
-                    await popping.change_invisible(self._session, self.group, message, invisible_ms, self._timeout_s)
-                except RocketMQError as e:
-                    log.info("message %s waited too long here and comes again: %s", message.msg_id, e)
-                    continue
-                since_s = clock_s()
-            fresh.append((message, since_s))
+    async def _fresh(self, caught: list[Caught]) -> list[Message]:
+        """Those of the messages that are still ours, hidden from now on for nearly their whole time.
+
+        The others have come again, or will: nobody must work on them here. When this is cancelled, they wait again.
+        """
+        try:
+            if renewals := [each.renewal for each in caught if each.renewal is not None]:
+                await asyncio.wait(renewals)
+            await asyncio.gather(*(self._renew(each, _STALE) for each in caught))
+        except asyncio.CancelledError:
+            self._sources.pile.extendleft(reversed(caught))
+            raise
+        now_s = asyncio.get_running_loop().time()
+        fresh = [each.message for each in caught if _age(each, now_s) < _DUE]
+        if len(fresh) < len(caught):
+            log.info("%s: %d messages waited here for too long and come again", self.group, len(caught) - len(fresh))
         return fresh
+
+    async def _renew(self, caught: Caught, at_age: float) -> None:
+        """Hides a message anew that has used up such a part of its time, unless it is too late for that."""
+        began_s = asyncio.get_running_loop().time()
+        if not at_age <= _age(caught, began_s) < 1:
+            return
+        message = caught.message
+        try:
+            await self._receipts.extend(message, handle_of(message).invisible_ms)
+            caught.hidden_at_s = began_s
+        except RocketMQError as e:
+            log.info("the time of message %s, which waits here, can't be extended: %s", message.msg_id, e)
+
+    async def _renew_forever(self) -> None:
+        """Keeps hidden what was popped and waits here, behind what is worked on: it must come to nobody else."""
+        clock_s = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._shortest_ms / 8000)
+            for caught in [*self._iterated, *self._sources.pile]:
+                try:
+                    if caught.renewal is None and _DUE <= _age(caught, clock_s()) < 1:
+                        caught.renewal = self._spawn(self._renew(caught, _DUE))
+                        caught.renewal.add_done_callback(partial(_renewed, caught))
+                except Exception:
+                    log.exception("%s: a message that waits here can't be kept hidden", self.group)
 
     def __aiter__(self) -> Self:
         return self
@@ -284,7 +337,7 @@ class SimpleConsumer:
             if not self._iterated:
                 self._iterated.extend(await self._receive(16, None, 15.0))
             while self._iterated:
-                for message, _ in await self._fresh([self._iterated.popleft()]):
+                for message in await self._fresh([self._iterated.popleft()]):
                     return message
         raise StopAsyncIteration
 
@@ -292,16 +345,16 @@ class SimpleConsumer:
         """Says that a message, or several, are done. Raises RocketMQError; acknowledging again does no harm."""
         self._check_running()
         given = [messages] if isinstance(messages, Message) else list(messages)
-        await popping.ack(self._session, self.group, given, self._timeout_s)
+        await self._receipts.ack(given)
 
     async def extend(self, message: Message, invisible_s: float) -> None:
         """Hides the message for so long from now on: more time to work on it, or less, before it comes again.
 
-        The message has a new receipt handle then. Raises RocketMQError.
+        The message has a new receipt handle then. One that is acknowledged, or is just being, stays so. Raises
+        RocketMQError.
         """
         self._check_running()
-        invisible_ms = _invisible_ms(invisible_s, 0.0)
-        await popping.change_invisible(self._session, self.group, message, invisible_ms, self._timeout_s)
+        await self._receipts.extend(message, _invisible_ms(invisible_s, 0.0))
 
     # What the sources call.
 
@@ -359,14 +412,15 @@ class SimpleConsumer:
 
     async def _let_go(self, message: Message) -> None:
         try:
-            await popping.change_invisible(self._session, self.group, message, 0, self._timeout_s, counts=False)
+            await self._receipts.extend(message, 0, counts=False)
         except RocketMQError as e:
             log.debug("message %s comes again when its time is over: %s", message.msg_id, e)
 
-    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(chore)
         self._chores.add(task)
         task.add_done_callback(self._chore_done)
+        return task
 
     def _chore_done(self, task: asyncio.Task[None]) -> None:
         self._chores.discard(task)
@@ -423,3 +477,12 @@ def _invisible_ms(invisible_s: float, least_s: float) -> int:
     if not least_s <= invisible_s <= MAX_INVISIBLE_S:
         raise InvalidMessage(f"invisible_s is {invisible_s:g}; it must be between {least_s:g} and {MAX_INVISIBLE_S:g}")
     return round(invisible_s * 1000)
+
+
+def _age(caught: Caught, now_s: float) -> float:
+    """Which part of its time is over; from 1 on, the message comes again."""
+    return (now_s - caught.hidden_at_s) * 1000 / max(handle_of(caught.message).invisible_ms, 1)
+
+
+def _renewed(caught: Caught, _: object) -> None:
+    caught.renewal = None

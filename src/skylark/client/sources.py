@@ -42,10 +42,18 @@ Pop = Callable[[MessageQueue, int, int, int, str], Coroutine[Any, Any, Popped]]
 Bell = Callable[[MessageQueue, int, str], Coroutine[Any, Any, bool]]
 """Waits so long for messages to come, under an attempt id."""
 Settle = Callable[[Popped], list[Message]]
-Caught = tuple[Message, float]
-"""A message, and since when it is here."""
-
 _T = TypeVar("_T")
+
+
+class Caught:
+    """A message that waits here, and since when it is hidden from others."""
+
+    __slots__ = ("hidden_at_s", "message", "renewal")
+
+    def __init__(self, message: Message, hidden_at_s: float) -> None:
+        self.message = message
+        self.hidden_at_s = hidden_at_s
+        self.renewal: asyncio.Task[None] | None = None
 
 
 class Source:
@@ -188,13 +196,16 @@ class Sources:
         source.popping = self._spawn(self._take(source, max_messages, invisible_ms, wait_ms))
 
     async def _take(self, source: Source, max_messages: int, invisible_ms: int, wait_ms: int) -> None:
+        began_s = asyncio.get_running_loop().time()
         pop = self._pop(source.queue, max_messages, invisible_ms, wait_ms, source.attempt_id)
         try:
             popped = await self._watched(source, pop)
             if popped is not None:
                 now_s = asyncio.get_running_loop().time()
                 source.found(popped, now_s)
-                self.pile.extend((message, now_s) for message in self._settle(popped))
+                # An answer may be read long after it came; unless it was waited for, the request says more.
+                hidden_at_s = now_s if wait_ms else began_s
+                self.pile.extend(Caught(message, hidden_at_s) for message in self._settle(popped))
         finally:
             source.popping = None
             self.changed.set()

@@ -15,8 +15,13 @@ from skylark.wire.bodies import MessageQueue
 from skylark.wire.codes import RequestCode
 from skylark.wire.headers import GetMaxOffset, SearchOffset
 
-FromWhere = Literal["last", "first", "timestamp"] | datetime | int
-"""A time is a datetime or epoch milliseconds; "timestamp" is half an hour ago."""
+FromWhere = (
+    Literal[
+        "last", "first", "timestamp",
+        "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
+    ] | datetime | int
+)  # fmt: skip
+"""A time is a datetime or epoch milliseconds; "timestamp" is half an hour ago. RocketMQ's names mean the same."""
 
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
@@ -31,13 +36,19 @@ class Start(msgspec.Struct, frozen=True):
     def of(cls, where: FromWhere, now_ms: int) -> Start:
         if isinstance(where, datetime):
             return cls("timestamp", int(where.timestamp() * 1000))
-        if where == "timestamp":
-            return cls("timestamp", now_ms - _HALF_AN_HOUR_MS)
-        if where == "last" or where == "first":
-            return cls(where)
-        if isinstance(where, int):
+        if isinstance(where, int) and not isinstance(where, bool) and where >= 0:
             return cls("timestamp", where)
-        raise InvalidMessage(f"from_where is {where!r}; it takes 'last', 'first' or a time")
+        match where:
+            case "last" | "CONSUME_FROM_LAST_OFFSET":
+                return cls("last")
+            case "first" | "CONSUME_FROM_FIRST_OFFSET":
+                return cls("first")
+            case "timestamp" | "CONSUME_FROM_TIMESTAMP":
+                return cls("timestamp", now_ms - _HALF_AN_HOUR_MS)
+        raise InvalidMessage(
+            f"from_where is {where!r}; it takes 'last', 'first', 'timestamp' (half an hour ago) or a time: a datetime, "
+            f"or milliseconds since 1970"
+        )
 
     @property
     def apache_name(self) -> str:

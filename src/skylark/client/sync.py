@@ -6,7 +6,8 @@
         receipt = producer.send("orders", b"hello", tag="new", key="42")
 
 Nothing is done twice here: every twin owns one of the asyncio objects and runs its methods on an event loop in a
-background thread, one for the whole process, started when it is first needed. Twins may be used from many threads.
+background thread, one for the whole process, started when it is first needed. What is called for every message crosses
+between the threads in batches (`handover`, `holding`). Twins may be used from many threads.
 A twin belongs to the process that made it: a child after a fork gets `ForkedProcess` and makes its own.
 """
 
@@ -16,12 +17,15 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from skylark.client import (
+    admin,
     lite_pull_consumer,
     producer,
     pull_consumer,
@@ -30,15 +34,22 @@ from skylark.client import (
     simple_consumer,
     transactions,
 )
+from skylark.client.choosing import Select, choice_of
 from skylark.client.errors import ForkedProcess
+from skylark.client.handover import Handed, Outboxes, Parcel
+from skylark.client.holding import calling_thread
 from skylark.client.listening import Listener
-from skylark.client.message import Message, MessageQueue
+from skylark.client.message import Message, MessageQueue, Receipt
+from skylark.client.read_ahead import Hand
+
+log = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _AnyListener = TypeVar("_AnyListener", bound=Listener)
 
 __all__ = [
+    "AdminClient",
     "LitePullConsumer",
     "Producer",
     "PullConsumer",
@@ -56,8 +67,27 @@ class _Background:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="skylark-client", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="skylark-client", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                # sys.exit() in a task or callback, say: all clients of the process live on this loop.
+                log.exception("the event loop of the blocking clients goes on after an error")
+            else:
+                return
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the loop's own thread asks."""
+        return threading.current_thread() is self._thread
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Runs `work` on the loop and waits for it. A Ctrl-C while waiting cancels it."""
@@ -68,11 +98,24 @@ class _Background:
             )
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client can't be used in a callback or hook of itself: it would wait forever")
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_outcome_of(work), self._loop)
         try:
-            return future.result()
+            result, error = future.result()
         finally:
             future.cancel()  # does nothing to one that is done
+        if error is not None:
+            raise error
+        return cast(_T, result)
+
+
+async def _outcome_of(work: Callable[[], Coroutine[Any, Any, _T]]) -> tuple[_T | None, BaseException | None]:
+    """What the work came to. What is no Exception, raised by a hook or selector, is for the caller and not the loop."""
+    try:
+        return await work(), None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as e:
+        return None, e
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -103,6 +146,7 @@ class _Twin:
 
     _inner: Any
     _background: _Background
+    _outboxes: Outboxes  # of producers
 
     @property
     def group(self) -> str:
@@ -117,15 +161,16 @@ class _Twin:
 
 
 def _made_like(kind: Callable[_P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
-    """Gives a twin the constructor of its asyncio class."""
+    """Gives a twin the constructor of its asyncio class; what is decorated comes after it, without arguments."""
 
-    def decorate(_: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+    def decorate(begin: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
         def make(self: _Twin, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
             async def build() -> Any:
                 return kind(*args, **kwargs)
 
             self._background = _background()
             self._inner = self._background.run(build)
+            begin(self)
 
         functools.update_wrapper(make, _constructor(kind))
         return make
@@ -145,7 +190,9 @@ class _Method(Generic[_P, _T]):
         functools.update_wrapper(self, method)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        assert name == self._method.__name__, f"{owner.__name__}.{name} is the twin of {self._method.__name__}"
+        assert name in (self._method.__name__, "_leave"), (
+            f"{owner.__name__}.{name} is the twin of {self._method.__name__}"
+        )
 
     @overload
     def __get__(self, twin: None, owner: type) -> Self: ...
@@ -175,49 +222,131 @@ def _calls(method: Callable[Concatenate[Any, _P], _T]) -> _Method[_P, _T]:
     return _Method(method)
 
 
-class _Handing(_Method[_P, _T]):
-    """The twin of a coroutine method that gives an asyncio future: it gives one for threads."""
+class _InTurn(_Method[_P, _T]):
+    """The twin of a producer's method, that comes after what the thread has sent before."""
 
     def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        handed: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def settle(future: asyncio.Future[Any]) -> None:
-            if future.cancelled():
-                handed.cancel()
-            elif (error := future.exception()) is not None:
-                handed.set_exception(error)
-            else:
-                handed.set_result(future.result())
+        outbox = twin._outboxes.own
 
         async def call() -> Any:
-            (await self._method(twin._inner, *args, **kwargs)).add_done_callback(settle)
-            return handed
+            if outbox.is_busy:
+                await outbox.emptied()
+            return await self._method(twin._inner, *args, **kwargs)
 
         result: _T = twin._background.run(call)
         return result
 
 
-def _hands(
+class _AfterAll(_Method[_P, _T]):
+    """The twin of a producer's method, that comes after what all threads have sent before."""
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async def call() -> Any:
+            await twin._outboxes.emptied()
+            return await self._method(twin._inner, *args, **kwargs)
+
+        result: _T = twin._background.run(call)
+        return result
+
+
+class _Soon(_Method[_P, _T]):
+    """The twin of `send_soon`: the thread gets the message ready, and the loop sends it."""
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if twin._background.is_here:
+            raise RuntimeError("a blocking client can't be used in a callback or hook of itself: send from a thread")
+        hand_over: Any = _hand_over
+        result: _T = hand_over(twin, *args, **kwargs)
+        return result
+
+
+def _hand_over(
+    twin: _Twin,
+    topic: str,
+    body: bytes,
+    *,
+    tag: str | None = None,
+    key: str | Sequence[str] | None = None,
+    properties: dict[str, str] | None = None,
+    delay_level: int = 0,
+    delay_s: float | None = None,
+    deliver_at: datetime | int | None = None,
+    priority: int | None = None,
+    queue: MessageQueue | None = None,
+    select: Select | None = None,
+    arg: Any = None,
+    ordering_key: str | int | None = None,
+    flag: int = 0,
+    wait_stored: bool = True,
+    compress: bool = True,
+    timeout_s: float | None = None,
+) -> concurrent.futures.Future[Receipt]:
+    inner: producer.Producer = twin._inner
+    inner._open_courier()
+    sending = inner._packing.pack(
+        topic, body, tag, key, properties, delay_level, flag, wait_stored, priority, delay_s, deliver_at, ordering_key
+    )
+    choice = choice_of(queue, select, arg, ordering_key)
+    handed: Handed[Receipt] = Handed()
+    twin._outboxes.own.put(Parcel(sending, compress, choice, timeout_s, handed))
+    return handed
+
+
+def _in_turn(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _Method[_P, _T]:
+    return _InTurn(method)
+
+
+def _after_all(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _Method[_P, _T]:
+    return _AfterAll(method)
+
+
+def _soon(
     method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, asyncio.Future[_T]]],
 ) -> _Method[_P, concurrent.futures.Future[_T]]:
-    return _Handing(method)
+    return _Soon(method)
+
+
+class _ForThread(_Method[_P, _T]):
+    """The twin of a method that counts what the caller holds as done: the caller is the thread."""
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        thread = threading.current_thread()
+
+        async def call() -> Any:
+            calling_thread.set(thread)
+            return await self._method(twin._inner, *args, **kwargs)
+
+        result: _T = twin._background.run(call)
+        return result
+
+
+def _for_thread(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _Method[_P, _T]:
+    return _ForThread(method)
 
 
 class Producer(_Twin):
     """Sends messages; see `skylark.client.producer`."""
 
     @_made_like(producer.Producer)
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self._outboxes = Outboxes(self._inner, self._background.loop)
+
+    def __exit__(self, *error: object) -> None:
+        async def leave() -> None:
+            await self._outboxes.emptied()
+            await self._inner.__aexit__(*error)
+
+        self._background.run(leave)
 
     start = _waits(producer.Producer.start)
-    close = _waits(producer.Producer.close)
-    send = _waits(producer.Producer.send)
-    send_soon = _hands(producer.Producer.send_soon)
-    send_oneway = _waits(producer.Producer.send_oneway)
-    send_batch = _waits(producer.Producer.send_batch)
-    flush = _waits(producer.Producer.flush)
-    request = _waits(producer.Producer.request)
-    reply = _waits(producer.Producer.reply)
+    close = _after_all(producer.Producer.close)
+    send = _in_turn(producer.Producer.send)
+    send_soon = _soon(producer.Producer.send_soon)
+    send_oneway = _in_turn(producer.Producer.send_oneway)
+    send_batch = _in_turn(producer.Producer.send_batch)
+    flush = _after_all(producer.Producer.flush)
+    request = _in_turn(producer.Producer.request)
+    reply = _in_turn(producer.Producer.reply)
     recall = _waits(producer.Producer.recall)
     queues = _waits(producer.Producer.queues)
 
@@ -261,11 +390,12 @@ class TransactionProducer(Producer):
     """Messages that wait for the end of a transaction; see `skylark.client.transactions`."""
 
     @_made_like(transactions.TransactionProducer)
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self._outboxes = Outboxes(self._inner, self._background.loop)
 
     start = _waits(transactions.TransactionProducer.start)
-    close = _waits(transactions.TransactionProducer.close)
-    prepare = _waits(transactions.TransactionProducer.prepare)
+    close = _after_all(transactions.TransactionProducer.close)
+    prepare = _in_turn(transactions.TransactionProducer.prepare)
     commit = _waits(transactions.TransactionProducer.commit)
     roll_back = _waits(transactions.TransactionProducer.roll_back)
 
@@ -358,7 +488,23 @@ class LitePullConsumer(_Iterating):
     """Messages on request, `for message in consumer`; see `skylark.client.lite_pull_consumer`."""
 
     @_made_like(lite_pull_consumer.LitePullConsumer)
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self._own = threading.local()  # the hand of the calling thread
+
+    def __next__(self) -> Message:
+        hand: Hand | None = getattr(self._own, "hand", None)
+        if hand is None or not hand.rest:
+            hand = self._own.hand = self._deal()
+            if hand is None:
+                raise StopIteration
+        try:
+            message = hand.current = hand.rest.popleft()
+        except IndexError:  # the loop needed it elsewhere, right now
+            return self.__next__()
+        return message
+
+    def __exit__(self, *error: Any) -> None:
+        self._leave(*error)
 
     start = _waits(lite_pull_consumer.LitePullConsumer.start)
     close = _waits(lite_pull_consumer.LitePullConsumer.close)
@@ -368,7 +514,7 @@ class LitePullConsumer(_Iterating):
     assignment = _calls(lite_pull_consumer.LitePullConsumer.assignment)
     failures = _calls(lite_pull_consumer.LitePullConsumer.failures)
     queues = _waits(lite_pull_consumer.LitePullConsumer.queues)
-    poll = _waits(lite_pull_consumer.LitePullConsumer.poll)
+    poll = _for_thread(lite_pull_consumer.LitePullConsumer.poll)
     seek = _waits(lite_pull_consumer.LitePullConsumer.seek)
     seek_to_begin = _waits(lite_pull_consumer.LitePullConsumer.seek_to_begin)
     seek_to_end = _waits(lite_pull_consumer.LitePullConsumer.seek_to_end)
@@ -377,7 +523,9 @@ class LitePullConsumer(_Iterating):
     max_offset = _waits(lite_pull_consumer.LitePullConsumer.max_offset)
     offset_for_time = _waits(lite_pull_consumer.LitePullConsumer.offset_for_time)
     committed = _waits(lite_pull_consumer.LitePullConsumer.committed)
-    commit = _waits(lite_pull_consumer.LitePullConsumer.commit)
+    commit = _for_thread(lite_pull_consumer.LitePullConsumer.commit)
+    _deal = _for_thread(lite_pull_consumer.LitePullConsumer._deal)
+    _leave = _for_thread(lite_pull_consumer.LitePullConsumer.__aexit__)
     pause = _calls(lite_pull_consumer.LitePullConsumer.pause)
     resume = _calls(lite_pull_consumer.LitePullConsumer.resume)
 
@@ -397,3 +545,15 @@ class QueryClient(_Twin):
     by_time = _waits(query.QueryClient.by_time)
     trace = _waits(query.QueryClient.trace)
     queues = _waits(query.QueryClient.queues)
+
+
+class AdminClient(_Twin):
+    """Looks at a cluster and changes it; see `skylark.client.admin`."""
+
+    @_made_like(admin.AdminClient)
+    def __init__(self) -> None: ...
+
+    start = _waits(admin.AdminClient.start)
+    close = _waits(admin.AdminClient.close)
+    brokers = _waits(admin.AdminClient.brokers)
+    create_topic = _waits(admin.AdminClient.create_topic)

@@ -1,14 +1,20 @@
-"""When a message is to be delivered, as the caller says it and as it travels."""
+"""When a message is to be delivered, as the caller says it and as it travels; and the clock for what lasts."""
 
 from __future__ import annotations
 
 import math
+import time
 from datetime import datetime
 
 from skylark.client.errors import InvalidMessage
 from skylark.wire.message import PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
 
 _MOST_MS = (1 << 63) - 1
+
+
+def steady_ms() -> int:
+    """For whatever lasts: nobody sets this clock."""
+    return time.monotonic_ns() // 1_000_000
 
 
 def delay_properties(delay_level: int, delay_s: float | None, deliver_at: datetime | int | None) -> dict[str, str]:

@@ -26,6 +26,7 @@ from skylark.client.listening import ConsumeContext, ConsumeHook
 from skylark.client.message import Message, Receipt, SendStatus
 from skylark.client.sending import SendContext, SendHook, now_ms
 from skylark.client.session import Session
+from skylark.client.timing import steady_ms
 from skylark.client.validation import check_send_topic
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
@@ -284,7 +285,7 @@ class ConsumeTraces(ConsumeHook):
         ]
         begin_ms = now_ms()
         request_id = uuid.uuid4().hex.upper()
-        context.properties[_STATE] = (request_id, begin_ms, messages)
+        context.properties[_STATE] = (request_id, steady_ms(), messages)
         self._tracer.add(
             SubBefore(
                 time_ms=begin_ms,
@@ -299,18 +300,18 @@ class ConsumeTraces(ConsumeHook):
         )
 
     def after(self, context: ConsumeContext) -> None:
-        request_id, begin_ms, messages = context.properties[_STATE]
-        end_ms = now_ms()
-        code = self._code(context, end_ms - begin_ms)
+        request_id, began_ms, messages = context.properties[_STATE]
+        took_ms = steady_ms() - began_ms
+        code = self._code(context, took_ms)
         self._tracer.add(
             SubAfter(
                 request_id=request_id,
                 msg_id=message.msg_id,
-                cost_ms=(end_ms - begin_ms) // len(context.messages),
+                cost_ms=took_ms // len(context.messages),
                 is_success=context.is_success,
                 keys=message.properties.get(PROPERTY_KEYS),
                 code=code,
-                time_ms=end_ms,
+                time_ms=now_ms(),
                 group=self._session.namespace.unwrap(context.group),
             )
             for message in messages

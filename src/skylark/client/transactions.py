@@ -30,11 +30,16 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from skylark.client.addresses import NameServers
+from skylark.client.calling import failure_of
 from skylark.client.choosing import Select, choice_of
+from skylark.client.crew import wait_for_end
 from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
 from skylark.client.listening import is_asynchronous
 from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
+from skylark.client.options import check_count, check_optional_callback
 from skylark.client.producer import Producer
+from skylark.client.threads import NotCalled, Threads
 from skylark.client.tracing import transaction_ended
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -134,7 +139,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        name_servers: str | Sequence[str],
+        name_servers: NameServers,
         group: str,
         *,
         checker: Checker | None,
@@ -149,6 +154,8 @@ class TransactionProducer(Producer):
         - `max_checks`: so many calls of the checker at a time.
         - the other `options` are those of `Producer`.
         """
+        check_optional_callback("the checker", checker, "message")
+        check_count("max_checks", max_checks, 1)
         super().__init__(name_servers, group, **options)
         self._topics = topics
         self._open: set[str] = set()  # ids of messages that are being prepared, or whose block is open
@@ -233,7 +240,7 @@ class TransactionProducer(Producer):
         id, which it does not know.
         """
         courier = self._running_courier()
-        sending = self._prepare(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
+        sending = self._packing.pack(topic, body, tag, key, properties, flag=flag, ordering_key=ordering_key)
         own = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
         if check_after_s is not None:
             if check_after_s < 0:
@@ -253,7 +260,7 @@ class TransactionProducer(Producer):
         half = HalfMessage(
             topic=sending.topic,
             group=self.group,
-            broker=receipt.queue.broker_name,
+            broker=sending.broker,  # where it is; the queue of a static topic is a logical one, and may move
             msg_id=receipt.msg_id,
             offset_msg_id=receipt.offset_msg_id,
             half_offset=receipt.queue_offset,
@@ -338,42 +345,60 @@ class Checks:
     """Calls the checker, so many at a time; what waits is bounded too."""
 
     def __init__(self, checker: Checker, max_checks: int) -> None:
-        if max_checks < 1:
-            raise ValueError("max_checks must be at least 1")
         self._checker = checker
-        self._is_asynchronous = is_asynchronous(checker)
+        self._threads = None if is_asynchronous(checker) else Threads(max_checks, "transaction checker", 0.0)
         self._turn = asyncio.Semaphore(max_checks)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, message: Message, tell: Callable[[bool], None]) -> None:
-        """Has `tell` called with the answer, if the checker knows one."""
+        """Has `tell` called with the answer, if the checker knows one.
+
+        A checker that does not end is not asked for the same message again: it takes one of the calls, and not all.
+        """
+        if message.msg_id in self._tasks:
+            log.warning("the checker is still being asked for %s", message.msg_id)
+            return
         if len(self._tasks) >= _MAX_WAITING_CHECKS:
             log.warning("%d transactions wait for the checker, %s is asked for later", len(self._tasks), message.msg_id)
             return
-        task = asyncio.create_task(self._check(message, tell))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks[message.msg_id] = asyncio.create_task(self._check(message, tell))
+        task.add_done_callback(lambda _: self._tasks.pop(message.msg_id, None))
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
+        self._is_closed = True
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await wait_for_end(tasks)
+        if self._threads is not None:
+            self._threads.close()
 
     async def _check(self, message: Message, tell: Callable[[bool], None]) -> None:
         async with self._turn:
             try:
-                answer: object
-                if self._is_asynchronous:
-                    answer = self._checker(message)
-                else:
-                    answer = await asyncio.to_thread(self._checker, message)
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            except Exception:
-                log.exception("the checker failed for %s, it will be asked again", message.msg_id)
+                answer = await self._ask(message)
+            except NotCalled:
                 return
-        if answer is True or answer is False:
-            tell(answer)
-        elif answer is not None:
-            log.error("the checker said %r of %s; it may say True, False or None", answer, message.msg_id)
+            except BaseException as e:
+                if self._is_closed and isinstance(e, asyncio.CancelledError):
+                    raise
+                log.error("the checker failed for %s, it will be asked again", message.msg_id, exc_info=failure_of(e))
+                return
+        try:
+            if answer is True or answer is False:
+                tell(answer)
+            elif answer is not None:
+                log.error("the checker said %r of %s; it may say True, False or None", answer, message.msg_id)
+        except Exception:
+            log.exception("the answer for %s did not reach the broker, which will ask again", message.msg_id)
+
+    async def _ask(self, message: Message) -> object:
+        answer: object
+        if self._threads is None:
+            answer = self._checker(message)
+        else:
+            answer, error = await self._threads.call(self._checker, message)
+            if error is not None:
+                raise error
+        return await answer if inspect.isawaitable(answer) else answer

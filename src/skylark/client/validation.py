@@ -5,6 +5,7 @@ Names may hold letters, digits and `%|_-`; a topic has up to 127 characters, a g
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -12,10 +13,13 @@ from typing import Final
 
 from skylark.client.errors import InvalidMessage
 
+log = logging.getLogger(__name__)
+
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 120
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_PROPERTIES_BYTES: Final = 0x7FFF
+USUAL_DELAY_LEVELS: Final = 18
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FORBIDDEN_TOPICS: Final = frozenset(
@@ -108,18 +112,18 @@ def check_labels(
 ) -> None:
     """What a message carries besides its body."""
     if tag is not None:
-        _check_text("the tag", tag)
-    if isinstance(key, str):
-        _check_text("the key", key)
-    elif key is not None:
-        for each in key:
+        _check_tag(tag)
+    if key is not None:
+        for each in (key,) if isinstance(key, str) else key:
             _check_text("a key", each)
             if " " in each:
-                raise InvalidMessage(f"key {each!r} holds a blank, which would split it in two")
+                raise InvalidMessage(f"key {each!r} holds a blank, which would split it; give several keys as a list")
     if properties:
         _check_properties(properties)
-    if not isinstance(delay_level, int) or delay_level < 0:
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or delay_level < 0:
         raise InvalidMessage(f"delay level {delay_level!r} is not 0 (at once) or a level from 1 (1 s) to 18 (2 h)")
+    if delay_level > USUAL_DELAY_LEVELS:
+        _warn_of_level(delay_level)
 
 
 def check_priority(priority: int) -> None:
@@ -131,6 +135,25 @@ def check_encoded_properties(data: bytes | str) -> None:
     size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode("utf-8", "replace"))
     if size > MAX_PROPERTIES_BYTES:
         raise InvalidMessage(f"tag, keys and properties have {size} bytes; {MAX_PROPERTIES_BYTES} are allowed")
+
+
+def _check_tag(tag: str) -> None:
+    _check_text("the tag", tag)
+    if "||" in tag:
+        raise InvalidMessage(f"tag {tag!r} holds ||, which separates the tags of a subscription; a message has one tag")
+    if tag != tag.strip():
+        raise InvalidMessage(f"tag {tag!r} begins or ends with a blank, and no subscription can name it")
+
+
+@lru_cache(maxsize=64)
+def _warn_of_level(level: int) -> None:
+    """Once for each: only the broker knows how many levels it has."""
+    log.warning(
+        "delay level %d is beyond the %d that a broker has unless its messageDelayLevel names more; the message waits "
+        "as long as the last level says",
+        level,
+        USUAL_DELAY_LEVELS,
+    )
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:

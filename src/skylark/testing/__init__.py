@@ -4,16 +4,18 @@
         async with Producer(cluster.name_servers, group="orders") as producer:
             await producer.send("orders", b"hello")
 
-`with LocalCluster() as cluster` is the same for blocking code. Installing Skylark also gives pytest the fixture
+`with LocalCluster() as cluster` is the same for blocking code. Each server can be stopped and started again:
+`await cluster.broker.stop()`, `await cluster.name_server.start()`; `cluster.run(cluster.broker.stop)` where nothing can
+be awaited. Installing Skylark also gives pytest the fixture
 `skylark_cluster`: a fresh cluster for each test that asks for it.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skylark.testing.cluster import LocalBroker, LocalCluster
+    from skylark.testing.cluster import LocalBroker, LocalCluster, LocalNameServer
 
-__all__ = ["LocalBroker", "LocalCluster"]
+__all__ = ["LocalBroker", "LocalCluster", "LocalNameServer"]
 
 
 def __getattr__(name: str) -> object:

@@ -3,8 +3,9 @@
 It is the real server, not a model of it: messages are stored, retried and rebalanced as in production. Only the files
 are small, so that it starts in a few hundredths of a second.
 
-`async with` runs it on the caller's event loop. `with` runs it on a loop of its own in a background thread, so that a
-test that blocks does not stop the servers it waits for.
+The servers run on an event loop of their own in a background thread, with `async with` as with `with`: a test that
+blocks does not stop the servers it waits for, and a cluster of a whole session serves tests that each have a loop of
+their own. What is awaited here may be awaited on any loop.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import socket
 import string
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from skylark.broker.app import Broker
 from skylark.broker.config import BrokerConfig, from_mapping
@@ -26,9 +26,13 @@ from skylark.broker.ports import bind_both
 from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
+from skylark.net.server import bind
+from skylark.testing.home import Home
+from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from skylark.wire.headers import CreateTopic
+from skylark.wire.routes import ClusterInfo
 from skylark.wire.typed import encode_header
 
 _T = TypeVar("_T")
@@ -48,18 +52,34 @@ _SMALL: Final = {
 }
 
 
-class LocalBroker:
-    """One broker of the cluster. It can be stopped and started again, over the same store and on the same port."""
+class _Server(Protocol):
+    async def start(self, host: str, port: int) -> int:
+        """Serves, and returns the port."""
 
-    def __init__(self, config: BrokerConfig) -> None:
-        self._config = config
-        self._broker: Broker | None = None
+    async def stop(self) -> None: ...
+
+
+_AnyServer = TypeVar("_AnyServer", bound=_Server)
+
+
+class _LocalServer(Generic[_AnyServer]):
+    """A server that can be stopped and started again, over the same files and on the same port."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._server: _AnyServer | None = None
         self._port = 0
         self._reserved: list[socket.socket] = []
 
-    @property
-    def name(self) -> str:
-        return self._config.broker_name
+    def _make(self) -> _AnyServer:
+        raise NotImplementedError
+
+    def _reserve(self) -> list[socket.socket]:
+        """Bound sockets for its ports, that of clients first."""
+        raise NotImplementedError
+
+    async def _started(self, server: _AnyServer) -> None:
+        """What there is to wait for when it serves."""
 
     @property
     def address(self) -> str:
@@ -67,30 +87,99 @@ class LocalBroker:
 
     @property
     def running(self) -> bool:
-        return self._broker is not None
+        return self._server is not None
 
     async def start(self) -> None:
-        if self._broker is None:
-            broker = Broker(self._config)
-            # Bound and never listened on, so that nobody else gets the ports while the broker is stopped. Other systems
-            # don't let two sockets be bound to one port.
-            if not self._reserved and sys.platform == "linux":
-                self._reserved = [each for each in bind_both(HOST, 0) if each is not None]
-                self._port = self._reserved[0].getsockname()[1]
-            self._port = await broker.start(HOST, self._port)
-            self._broker = broker
+        """Does nothing when it runs."""
+        await self._home.reach(self._start)
 
     async def stop(self) -> None:
-        """Leaves the routes and closes the store; clients see their connections end."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            await broker.stop()
+        """Does nothing when it does not run; clients see their connections end."""
+        await self._home.reach(self._stop)
 
     async def leave(self) -> None:
         """Stops for good: the port is anybody's again."""
         await self.stop()
         for each in self._reserved:
             each.close()
+
+    async def _start(self) -> None:
+        if self._server is None:
+            server = self._make()
+            # Bound and never listened on, so that nobody else gets the ports while it is stopped. Other systems don't
+            # let two sockets be bound to one port.
+            if not self._reserved and sys.platform == "linux":
+                self._reserved = self._reserve()
+                self._port = self._reserved[0].getsockname()[1]
+            self._port = await server.start(HOST, self._port)
+            self._server = server
+            await self._started(server)
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+
+
+class LocalNameServer(_LocalServer[NameServer]):
+    """The name server of the cluster. It forgets all routes when it stops; brokers that run tell it when it starts."""
+
+    def __init__(self, home: Home, config: NamesrvConfig, brokers: list[LocalBroker]) -> None:
+        super().__init__(home)
+        self._config = config
+        self._brokers = brokers
+
+    def _make(self) -> NameServer:
+        return NameServer(self._config)
+
+    def _reserve(self) -> list[socket.socket]:
+        return [bind(HOST, 0)]
+
+    async def _started(self, _: NameServer) -> None:
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            await self._hear_of_brokers()
+
+    async def _hear_of_brokers(self) -> None:
+        pool = Pool()
+        try:
+            while True:
+                missing = {broker.name: broker for broker in self._brokers if broker.running}
+                answer = await pool.request(
+                    self.address, Frame(RequestCode.GET_BROKER_CLUSTER_INFO), _REQUEST_TIMEOUT_S
+                )
+                for name in decode_body(ClusterInfo, answer.body).broker_addr_table:
+                    missing.pop(name, None)
+                if not missing:
+                    return
+                await asyncio.gather(*(broker.register() for broker in missing.values()))
+        finally:
+            pool.close()
+
+
+class LocalBroker(_LocalServer[Broker]):
+    """One broker of the cluster. It can be stopped and started again, over the same store and on the same port."""
+
+    def __init__(self, home: Home, config: BrokerConfig) -> None:
+        super().__init__(home)
+        self._config = config
+
+    @property
+    def name(self) -> str:
+        return self._config.broker_name
+
+    def _make(self) -> Broker:
+        return Broker(self._config)
+
+    def _reserve(self) -> list[socket.socket]:
+        return [each for each in bind_both(HOST, 0) if each is not None]
+
+    async def register(self) -> None:
+        """Tells the name server of itself now, and not only every 30 s."""
+        await self._home.reach(self._register)
+
+    async def _register(self) -> None:
+        if self._server is not None:
+            await self._server.register()
 
 
 class LocalCluster:
@@ -120,8 +209,8 @@ class LocalCluster:
         self._settings = dict(settings or {})
         self._given = directory
         self._temporary: Path | None = None
-        self._name_server: NameServer | None = None
-        self._thread: _LoopThread | None = None
+        self._home: Home | None = None
+        self._name_server: LocalNameServer | None = None
         self.name_servers = ""
         self.brokers: list[LocalBroker] = []
 
@@ -130,20 +219,56 @@ class LocalCluster:
         """The first broker, which is the only one unless you asked for more."""
         return self.brokers[0]
 
-    # On the caller's event loop.
+    @property
+    def name_server(self) -> LocalNameServer:
+        """The name server; `name_servers` is its address, which stays the same."""
+        if self._name_server is None:
+            raise RuntimeError("the cluster does not run: use it within `with` or `async with`")
+        return self._name_server
 
     async def __aenter__(self) -> Self:
-        if self.name_servers:
-            raise RuntimeError("a local cluster starts only once: make another one")
+        home = self._enter()
         try:
-            await self._start()
+            await home.reach(self._start)
         except BaseException:
-            await self._stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._stop()
+        if self._home is not None:
+            await self._home.end_after(self._stop)
+
+    def __enter__(self) -> Self:
+        home = self._enter()
+        try:
+            home.run(self._start)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._home is not None:
+            try:
+                self._home.run(self._stop)
+            finally:
+                self._home.end()
+
+    def _enter(self) -> Home:
+        if self._home is not None:
+            raise RuntimeError("a local cluster starts only once: make another one")
+        self._home = Home()
+        return self._home
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Runs `work` where the servers run and waits for it: `cluster.run(cluster.broker.stop)`.
+
+        It is for code that blocks; a coroutine awaits the call instead.
+        """
+        if self._home is None:
+            raise RuntimeError("the cluster does not run: use it within `with` or `async with`")
+        return self._home.run(work)
 
     async def create_topic(self, name: str, queues: int = 8) -> None:
         """Creates a topic, or changes the number of its queues, on every broker that runs."""
@@ -159,40 +284,17 @@ class LocalCluster:
         finally:
             pool.close()
 
-    # On a loop of its own.
-
-    def __enter__(self) -> Self:
-        self._thread = _LoopThread()
-        try:
-            self._thread.run(self.__aenter__)
-        except BaseException:
-            self._thread.close()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.run(self._stop)
-        assert self._thread is not None
-        self._thread.close()
-
-    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs `work` where the servers run and waits for it: `cluster.run(cluster.broker.stop)`.
-
-        Only inside `with`; inside `async with` await it instead.
-        """
-        if self._thread is None:
-            raise RuntimeError("this cluster runs on your own event loop: await the call instead of running it")
-        return self._thread.run(work)
-
     async def _start(self) -> None:
+        assert self._home is not None
         root = self._given
         if root is None:
             root = self._temporary = Path(tempfile.mkdtemp(prefix="skylark-"))
-        name_server = NameServer(NamesrvConfig(kv_config_path=str(root / "namesrv" / "kvConfig.json")))
-        self.name_servers = f"{HOST}:{await name_server.start(HOST, 0)}"
-        self._name_server = name_server
+        config = NamesrvConfig(kv_config_path=str(root / "namesrv" / "kvConfig.json"))
+        self._name_server = LocalNameServer(self._home, config, self.brokers)
+        await self._name_server.start()
+        self.name_servers = self._name_server.address
         for letter in string.ascii_lowercase[: self._count]:
-            broker = LocalBroker(self._broker_config(f"broker-{letter}", root))
+            broker = LocalBroker(self._home, self._broker_config(f"broker-{letter}", root))
             self.brokers.append(broker)
             await broker.start()
         for name, queues in self._topics.items():
@@ -206,23 +308,6 @@ class LocalCluster:
         for broker in reversed(self.brokers):
             await broker.leave()
         if self._name_server is not None:
-            await self._name_server.stop()
+            await self._name_server.leave()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-class _LoopThread:
-    """An event loop in a daemon thread: a test that forgets the cluster still ends."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="skylark-local-cluster", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -156,4 +156,4 @@ def test_bad_modes_are_refused() -> None:
         ({"mode": "pop", "invisible_s": 0.5}, "must be between 1 and 43200"),
     ):
         with pytest.raises(InvalidMessage, match=reason):
-            PushConsumer(listener=print, **options)
+            PushConsumer(group="g", listener=print, **options)

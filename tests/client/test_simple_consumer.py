@@ -1,0 +1,111 @@
+"""Simple consumers and the time of their messages: who gets one can count on it, and what is acknowledged stays so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from client.inbox import DEADLINE_S, numbered
+from client.plain import send
+from skylark.client.message import Message
+from skylark.client.session import Session
+from skylark.client.simple_consumer import SimpleConsumer
+from skylark.testing import LocalCluster
+from skylark.wire.bodies import MessageQueue
+
+
+@asynccontextmanager
+async def two_consumers(*bodies: bytes) -> AsyncIterator[tuple[SimpleConsumer, SimpleConsumer]]:
+    """Of one group, which hide messages for a second; a topic with one queue has the bodies."""
+    async with LocalCluster(topics={"orders": 1}) as cluster:
+        async with Session(cluster.name_servers) as session:
+            await session.routes.get("orders")
+            await send(session, MessageQueue("broker-a", 0, "orders"), *bodies)
+        one, other = (SimpleConsumer(cluster.name_servers, "g", from_where="first", invisible_s=1.0) for _ in range(2))
+        one.subscribe("orders")
+        other.subscribe("orders")
+        async with one, other:
+            yield one, other
+
+
+async def next_of(consumer: SimpleConsumer) -> Message:
+    """The next message, and no other is taken."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (messages := await consumer.receive(max_messages=1, wait_s=60)):
+            pass
+    return messages[0]
+
+
+def test_what_waits_behind_a_message_in_hand_is_kept_hidden() -> None:
+    async def main() -> None:
+        async with two_consumers(*numbered(6)) as (one, other):
+            assert (await anext(one)).body == b"m0"  # and the others wait
+            for times in (1, 2):  # the time of all of them is over now, and again
+                message = await next_of(other)
+                assert (message.body, message.reconsume_times) == (b"m0", times)
+            await other.ack(message)
+            for body in numbered(6)[1:]:
+                message = await anext(one)
+                assert (message.body, message.reconsume_times) == (body, 0)
+                await one.ack(message)
+
+    asyncio.run(main())
+
+
+def test_what_is_too_old_is_not_handed_out() -> None:
+    async def main() -> None:
+        async with two_consumers(*numbered(3)) as (one, other):
+            first = await anext(one)
+            assert [caught.message.body for caught in one._iterated] == [b"m1", b"m2"]
+            for caught in one._iterated:
+                caught.hidden_at_s -= 60.0  # as if the loop had stood still
+            await one.ack(first)
+            again = sorted([(await next_of(other)) for _ in range(2)], key=lambda message: message.body)
+            assert [(message.body, message.reconsume_times) for message in again] == [(b"m1", 1), (b"m2", 1)]
+            await other.ack(again)
+            assert await one.receive(wait_s=0) == []
+            assert not one._sources.pile
+
+    asyncio.run(main())
+
+
+def test_a_receive_that_is_cancelled_keeps_what_it_was_about_to_give() -> None:
+    async def main() -> None:
+        async with two_consumers(b"a") as (one, _):
+            message = await next_of(one)
+            from skylark.client.sources import Caught
+
+            one._sources.pile.append(Caught(message, asyncio.get_running_loop().time() - 0.5))
+            receiving = asyncio.create_task(one.receive(wait_s=0))
+            await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            assert [caught.message.body for caught in one._sources.pile] == [b"a"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["extend", "ack", "extend and give up"])
+def test_an_extension_does_not_overtake_an_acknowledgement(first: str) -> None:
+    async def main() -> None:
+        async with two_consumers(b"done", b"marker") as (one, other):
+            done, marker = await one.receive(invisible_s=30.0)
+            if first == "extend":
+                await asyncio.gather(one.extend(done, 1.0), one.ack(done))
+            elif first == "ack":
+                await asyncio.gather(one.ack(done), one.extend(done, 1.0))
+            else:
+                extending = asyncio.create_task(one.extend(done, 1.0))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                extending.cancel()
+                await asyncio.wait([extending])
+                await one.ack(done)
+            await one.extend(done, 1.0)
+            await one.extend(marker, 2.0)
+            assert (await next_of(other)).body == b"marker"
+
+    asyncio.run(main())
