@@ -131,7 +131,11 @@ class Standalone:
     def wait_for(self, what: str, holds: Any) -> dict[str, Any]:
         until_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < until_s:
-            with contextlib.suppress(OSError), urllib.request.urlopen(self._page, timeout=DEADLINE_S) as page:
+            # Until the page for programs is there, Spark answers with the one for people, which is no JSON.
+            with (
+                contextlib.suppress(OSError, json.JSONDecodeError),
+                urllib.request.urlopen(self._page, timeout=DEADLINE_S) as page,
+            ):
                 state: dict[str, Any] = json.load(page)
                 if holds(state):
                     return state

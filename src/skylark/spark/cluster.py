@@ -184,17 +184,22 @@ class Cluster:
     def commit_offsets(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Moves the group forward to these offsets, never back."""
         known = self.committed_offsets(group, offsets)
-        asked = self._ask_brokers(
-            (
-                queue,
-                RequestCode.UPDATE_CONSUMER_OFFSET,
-                UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset),
+        ahead = {queue: offset for queue, offset in offsets.items() if offset > known.get(queue, _UNKNOWN)}
+        # A group's first commit for a topic at a broker comes alone: of several at once, Apache's forgets all but one.
+        begun = {(queue.broker, queue.topic) for queue in known}
+        first = {(queue.broker, queue.topic): queue for queue in ahead}
+        alone = [queue for place, queue in first.items() if place not in begun]
+        for queues in (alone, ahead.keys() - set(alone)):
+            asked = self._ask_brokers(
+                (
+                    queue,
+                    RequestCode.UPDATE_CONSUMER_OFFSET,
+                    UpdateConsumerOffset(group, queue.topic, queue.queue_id, ahead[queue]),
+                )
+                for queue in queues
             )
-            for queue, offset in offsets.items()
-            if offset > known.get(queue, _UNKNOWN)
-        )
-        for queue, reply in asked:
-            _expect_success(reply, queue.broker)
+            for queue, reply in asked:
+                _expect_success(reply, queue.broker)
 
     # Messages.
 

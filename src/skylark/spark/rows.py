@@ -202,13 +202,16 @@ def _message(
         properties = own
         properties.update((name, value) for name, value in given if name in _KEPT and value)
     if isinstance(keys, list):
-        keys = KEY_SEPARATOR.join(key for key in keys if key)
+        several = [key for key in keys if key]
+        keys = KEY_SEPARATOR.join(several)
+    else:
+        several = keys.split() if keys else []
     if keys:
         properties[PROPERTY_KEYS] = keys
     if tags:
         properties[PROPERTY_TAGS] = tags
     if tags or keys:
-        check_labels(tags or None, keys or None, None)
+        check_labels(tags or None, several or None, None)
     if delay is not None:
         if delay < 0:
             raise InvalidMessage(f"its delay is {delay} ms")
