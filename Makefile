@@ -24,7 +24,7 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.1
 	"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$path"; break; }; done)
 ARGS ?=
 
-.PHONY: help setup compiled up demo unit test test-all beyond power-cuts interop lint format bench lock clean
+.PHONY: help setup compiled up demo unit test test-all beyond power-cuts soak interop lint format bench lock clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -83,6 +83,9 @@ $(OLDER_SPARK)/.done: requirements/older-spark.txt $(DEV)
 power-cuts: $(DEV) compiled ## cut the power of stores and brokers 10,000 times, which takes some minutes
 	for seed in 0 1000 2000 3000; do \
 		SKYLARK_POWER_CUTS=1250 SKYLARK_POWER_SEED=$$seed $(BIN)/python -m pytest -n 0 $(wildcard tests/faults/test_*power_cuts.py) $(ARGS); done
+
+soak: $(DEV) compiled ## let members of all kinds come and go for an hour while brokers and name servers move
+	SKYLARK_SOAK_S=$${SKYLARK_SOAK_S:-3600} $(BIN)/python -m pytest -n 0 tests/faults/test_client_soak.py $(ARGS)
 
 interop: $(DEV) ## fetch Apache's clients and server for the tests that use them
 	$(BIN)/python tools/interop_setup.py

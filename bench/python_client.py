@@ -1,6 +1,7 @@
 """Our Python client beside the official one, and its memory over many messages.
 
     python bench/python_client.py throughput     # against one Apache 5.5.0 server, both clients in turn
+    python bench/python_client.py twins          # the blocking twin beside asyncio, against Skylark
     python bench/python_client.py memory --minutes 10
 
 The official client (PyPI `rocketmq-python-client`) speaks gRPC, so the server is Apache's proxy with its broker inside.
@@ -37,7 +38,9 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from servers import CACHE, JAVA_OPENS, Process, SkylarkServer, free_port  # noqa: E402
 
+from skylark.client import sync  # noqa: E402
 from skylark.client.errors import RouteNotFound  # noqa: E402
+from skylark.client.lite_pull_consumer import LitePullConsumer  # noqa: E402
 from skylark.client.message import Message  # noqa: E402
 from skylark.client.producer import Producer  # noqa: E402
 from skylark.client.push_consumer import PushConsumer  # noqa: E402
@@ -305,6 +308,67 @@ def throughput(args: argparse.Namespace) -> None:
     console.print(table)
 
 
+def send_blocking(namesrv: str, topic: str, count: int, body_bytes: int) -> float:
+    body = b"x" * body_bytes
+    with sync.Producer(namesrv, group="senders", timeout_s=30) as producer:
+        producer.send(topic, body)
+        begin = time.perf_counter()
+        for _ in range(count):
+            producer.send_soon(topic, body)
+        producer.flush()
+        return count / (time.perf_counter() - begin)
+
+
+async def iterate(namesrv: str, topic: str, count: int) -> float:
+    consumer = LitePullConsumer(namesrv, group="iterating", from_where="first")
+    consumer.subscribe(topic)
+    async with consumer:
+        begin, seen = time.perf_counter(), 0
+        async for _ in consumer:
+            seen += 1
+            if seen == count:
+                break
+        return count / (time.perf_counter() - begin)
+
+
+def iterate_blocking(namesrv: str, topic: str, count: int) -> float:
+    consumer = sync.LitePullConsumer(namesrv, group="blocking", from_where="first")
+    consumer.subscribe(topic)
+    with consumer:
+        begin = time.perf_counter()
+        for _ in range(count):
+            next(consumer)
+        return count / (time.perf_counter() - begin)
+
+
+def twins(args: argparse.Namespace) -> None:
+    table = Table(title=f"messages a second, bodies of {args.body_bytes} bytes")
+    for column in ("work", "asyncio", "blocking twin", "ratio"):
+        table.add_column(column, justify="right" if column != "work" else "left")
+    rates: dict[str, list[float]] = {}
+    for _ in range(args.rounds):
+        directory = Path(tempfile.mkdtemp(prefix="skylark-bench-"))
+        server = SkylarkServer(directory)
+        server.start()
+        try:
+            namesrv, topic, count = server.namesrv_addr, "twins", args.messages
+            on_uvloop(create(namesrv, topic))
+            for name, rate in (
+                ("send", on_uvloop(send(namesrv, topic, count, 1024, args.body_bytes))),
+                ("send blocking", send_blocking(namesrv, topic, count, args.body_bytes)),
+                ("iterate", on_uvloop(iterate(namesrv, topic, 2 * count))),
+                ("iterate blocking", iterate_blocking(namesrv, topic, 2 * count)),
+            ):
+                rates.setdefault(name, []).append(rate)
+        finally:
+            server.kill()
+            shutil.rmtree(directory, ignore_errors=True)
+    for name, work in (("send", "send_soon"), ("iterate", "LitePullConsumer, message by message")):
+        ours, twin = statistics.median(rates[name]), statistics.median(rates[f"{name} blocking"])
+        table.add_row(work, f"{ours:,.0f}", f"{twin:,.0f}", f"{twin / ours:.2f}")
+    console.print(table)
+
+
 async def feed(namesrv: str, topic: str, body_bytes: int) -> None:
     """Sends batches without end."""
     batch = [b"x" * body_bytes] * 100
@@ -355,7 +419,7 @@ def memory(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for name, action in (("throughput", throughput), ("memory", memory)):
+    for name, action in (("throughput", throughput), ("twins", twins), ("memory", memory)):
         command = commands.add_parser(name)
         command.set_defaults(action=action)
         command.add_argument("--body-bytes", type=int, default=128)
@@ -364,6 +428,9 @@ def main() -> None:
             command.add_argument("--in-flight", type=int, default=256)
             command.add_argument("--rounds", type=int, default=3)
             command.add_argument("--json", type=Path, help="write every round's figures there")
+        elif name == "twins":
+            command.add_argument("--messages", type=int, default=20_000)
+            command.add_argument("--rounds", type=int, default=3)
         else:
             command.add_argument("--minutes", type=float, default=10.0)
             command.add_argument("--messages", type=int, default=10_000_000, help="stop after so many")

@@ -42,11 +42,11 @@ MODULES = [
     Path("skylark") / f"{name}.py"
     for name in (
         "wire/binary_header", "wire/frame", "wire/framing", "wire/lookup", "wire/message", "wire/records",
-        "wire/sending", "wire/typed", "net/allowance", "net/connection",
+        "wire/sending", "wire/typed", "net/account", "net/allowance", "net/connection", "net/suspended",
         "store/appended", "store/index", "store/dispatch", "store/commitlog", "store/consumequeue", "store/reading",
-        "store/store", "selectors/nodes", "selectors/values",
-        "broker/arrivals", "broker/filters", "broker/polling", "broker/pull", "broker/put", "broker/send",
-        "broker/tally",
+        "store/store", "selectors/cache", "selectors/nodes", "selectors/values",
+        "broker/arrivals", "broker/filters", "broker/polling", "broker/pop", "broker/pull", "broker/put", "broker/send",
+        "broker/tally", "broker/walks",
     )
 ]  # fmt: skip
 

@@ -83,6 +83,9 @@ def test_version(tmp_path: Path) -> None:
             ["broker", "--host", "127.0.0.1", "--port", "0", "--advertise", "c..d"],
             r"the broker cannot start: .*: 'c\.\.d': ",
         ),
+        (["broker", "--advertise", "10.0.0.1:10911"], r"'--advertise': '10\.0\.0\.1:10911' is not .*, without a port"),
+        (["up", "--host", "10.0.0.1:9876"], r"'--host': '10\.0\.0\.1:9876' is not .*, without a port"),
+        (["broker", "-c", "port.conf"], r"port\.conf line 1: brokerIP1='10\.0\.0\.1:10911' is not .*, without a port"),
         (["fetch-tables", "127.0.0.1:1", "--store", "store"], r"127\.0\.0\.1:1 does not answer"),
         (
             ["up", "--host", "192.0.2.1", *ANY_PORTS],
@@ -93,6 +96,7 @@ def test_version(tmp_path: Path) -> None:
 def test_a_mistake_is_one_clear_line(arguments: list[str], pattern: str, tmp_path: Path) -> None:
     (tmp_path / "bad.conf").write_text("listenPort=high\n")
     (tmp_path / "conf.json").write_text('{\n  "brokerName": "a"\n}\n')
+    (tmp_path / "port.conf").write_text("brokerIP1=10.0.0.1:10911\n")
     (tmp_path / "below.conf").write_text("kvConfigPath=bad.conf/kvConfig.json\n")
     assert_one_clear_line(skylark(*arguments, cwd=tmp_path), pattern)
 
@@ -139,13 +143,16 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals, tmp_path: Path) -> 
 def test_up_takes_file_and_options(tmp_path: Path) -> None:
     (tmp_path / "broker.conf").write_text(
         "brokerName=from-file\nlistenPort=0\nstorePathRootDir=elsewhere\nbrokerIP1=192.0.2.9\n"
+        "namesrvAddr=192.0.2.8:9876\n"
     )
     arguments = ["up", "-c", "broker.conf", "--namesrv-port", "0", "--store", "given", "--flush", "sync"]
     with serving(*arguments, "--advertise", "localhost", cwd=tmp_path) as up:
         assert re.match(r"^ready namesrv=localhost:\d+ broker=localhost:\d+$", up.ready)
         assert any("from-file" in line for line in up.output)
         assert any("when on the disk" in line for line in up.output)
-        assert up.stop(signal.SIGTERM)[0] == 0
+        code, _, err = up.stop(signal.SIGTERM)
+    assert code == 0
+    assert "broker.conf line 5: namesrvAddr=192.0.2.8:9876 is not used: " in err
     assert (tmp_path / "given").is_dir()
     assert not (tmp_path / "elsewhere").exists()
 

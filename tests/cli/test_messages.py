@@ -161,6 +161,14 @@ def test_a_mistake_is_one_clear_line(cluster: LocalCluster, arguments: list[str]
     assert re.search(pattern, err), err
 
 
+def test_a_topic_that_may_not_be_read_is_no_empty_one() -> None:
+    with LocalCluster(topics={"orders": 1}, settings={"brokerPermission": "2"}) as cluster:
+        for arguments in (["tail", "orders"], ["consume", "orders", "--group", "g", "--idle", "0.1"]):
+            code, out, err = skylark(cluster, *arguments)
+            assert (code, out) == (1, "")
+            assert "it has no queue that can be read; see its permission" in err, err
+
+
 def test_help_teaches() -> None:
     for command, example in [
         ("send", "seq 100000 | skylark send orders"),

@@ -96,6 +96,15 @@ def test_the_count_goes_up_when_an_answer_comes() -> None:
     assert asyncio.run(counts()) == [1]
 
 
+def test_blank_lines_are_told_also_when_it_ends_early() -> None:
+    async def said() -> str:
+        tally = _Tally(lambda _: None)
+        tally.stored, tally.blank = 1, 2
+        return str(tally)
+
+    assert asyncio.run(said()) == "1 message is stored, 2 blank lines left out"
+
+
 def kill(server: Serving) -> None:
     server.process.kill()
     server.process.wait(TIMEOUT_S)

@@ -123,10 +123,11 @@ def test_changed_settings_go_back_into_their_file(tmp_path: Path, caplog: pytest
     writes_back(path)({"maxMessageSize": "2"})
     assert path.read_text() == "# ours\nmaxMessageSize=2\n"
     writes_back(None)({"maxMessageSize": "3"})
-    assert "which was started without -c FILE" in caplog.text
+    assert "maxMessageSize=3 will not outlive this process: it was started without -c FILE" in caplog.text
     caplog.clear()
-    writes_back(tmp_path / "absent" / "broker.conf")({"maxMessageSize": "3"})
-    assert "changed settings will not outlive this process" in caplog.text
+    writes_back(tmp_path / "absent" / "broker.conf")({"maxMessageSize": "3", "traceOn": "false"})
+    assert "maxMessageSize=3, traceOn=false will not outlive this process: " in caplog.text
+    assert "broker.conf: No such file or directory" in caplog.text
 
 
 def test_addresses_that_clients_can_use() -> None:

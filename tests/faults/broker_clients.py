@@ -226,6 +226,7 @@ class Producer:
     """Prepares and ends transactions: each comes once, or never if it was rolled back or nobody ended it."""
 
     is_writable = True
+    peer = ("127.0.0.1", 50_000)
 
     def __init__(self, life: BrokerLife) -> None:
         self._life = life

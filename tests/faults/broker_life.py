@@ -72,6 +72,9 @@ class Client(Protocol):
 class BrokerLife(Life):
     """A broker without its server. Nothing happens by itself: the clock stands until a step moves it."""
 
+    peer = ("127.0.0.1", 40_000)
+    """It is its own client."""
+
     def __init__(self, directory: Path, disk: Disk, chance: random.Random) -> None:
         super().__init__(directory, disk, chance)
         self.broker: Broker | None = None

@@ -24,11 +24,12 @@ from faults.requests_of_all_kinds import BROKER, INTS, LARGE, NAME_SERVER, Asked
 from skylark.broker import config as broker_config
 from skylark.form import is_compiled
 from skylark.nameserver import config as name_server_config
-from skylark.net.connection import INTERNAL_ERROR
+from skylark.net.connection import INTERNAL_ERROR, MAX_HEADER_BYTES
 from skylark.net.pool import Pool, split_address
 from skylark.wire.bodies import Heartbeat, encode_body
 from skylark.wire.codes import NAME_SERVER_CODES, RequestCode
 from skylark.wire.frame import MAX_FRAME_BYTES, Encoding, Frame
+from skylark.wire.framing import encode_frame
 from skylark.wire.numbers import LONG_MAX, LONG_MIN
 
 AT_ONCE = 64
@@ -137,16 +138,29 @@ def of_16_mib() -> Iterable[Asked]:
     yield Asked("16 MiB: client id", Frame(RequestCode.HEART_BEAT, {}, encode_body(Heartbeat(client_id=text))))
     yield Asked("16 MiB: body", Frame(RequestCode.UPDATE_BROKER_CONFIG, {}, text.encode()))
     for encoding in Encoding:
-        fields = {"topic": text, "queueId": "0"}
-        yield Asked(f"16 MiB: {encoding.name}", Frame(RequestCode.GET_MAX_OFFSET, fields, encoding=encoding))
+        header = of_text("x" * (MAX_HEADER_BYTES + 1), encoding)
+        yield Asked(f"{MAX_HEADER_BYTES} bytes of header: {encoding.name}", header)
 
 
-async def end_of(address: str) -> bytes:
-    """What comes before the connection is closed on which a frame is too large."""
+def of_text(text: str, encoding: Encoding) -> Frame:
+    return Frame(RequestCode.GET_MAX_OFFSET, {"topic": text, "queueId": "0"}, encoding=encoding)
+
+
+def too_large() -> Iterable[bytes]:
+    """What costs a connection: a frame that is too long, and headers of 16 MiB."""
+    yield (MAX_FRAME_BYTES + 1).to_bytes(4, "big")
+    for encoding in Encoding:
+        yield encode_frame(of_text("x" * (MAX_FRAME_BYTES - 4096), encoding))
+
+
+async def end_of(address: str, data: bytes) -> bytes:
+    """What comes before the connection is closed on which that was sent."""
     reader, writer = await asyncio.open_connection(*split_address(address))
-    writer.write((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+    writer.write(data)
     try:
         return await reader.read()
+    except ConnectionResetError:
+        return b""
     finally:
         writer.close()
 
@@ -195,7 +209,8 @@ async def ask_everything(this: Walk, broker: Live, kinds: dict[int, Kind]) -> No
     await this.ask("broker", broker.address, of_other_servers(NAME_SERVER_CODES))
     await this.ask("name server", broker.namesrv, of_other_servers(BROKER))
     for where, address in (("broker", broker.address), ("name server", broker.namesrv)):
-        assert await end_of(address) == b""
+        for data in too_large():
+            assert await end_of(address, data) == b""
         for asked in of_16_mib():
             await this.ask(where, address, [asked])
 

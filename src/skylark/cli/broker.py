@@ -40,7 +40,10 @@ def broker(
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all")
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all", callback=options.a_host
+        ),
     ] = None,
     port: Annotated[
         int | None,

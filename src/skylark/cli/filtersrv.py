@@ -20,7 +20,10 @@ def filtersrv(
         typer.Option("-b", "--broker", metavar="HOST:PORT", help="Its broker.", show_default="127.0.0.1:10911"),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all")
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all", callback=options.a_host
+        ),
     ] = None,
     port: Annotated[
         int | None,

@@ -22,6 +22,7 @@ from skylark.cli.queries import query, trace
 from skylark.cli.ready_made import add_to
 from skylark.cli.serving import Failure
 from skylark.cli.takeover import fetch_tables
+from skylark.cli.topics import topic
 from skylark.cli.up import up
 from skylark.config.properties import ConfigError
 
@@ -47,6 +48,7 @@ app.command()(sql)
 app.command()(demo)
 add_to(pipeline)
 app.add_typer(pipeline)
+app.add_typer(topic)
 
 
 def _version(asked: bool) -> None:

@@ -214,9 +214,12 @@ def tail(
 
     async def main() -> None:
         from skylark.client.lite_pull_consumer import LitePullConsumer
+        from skylark.client.routes import NOTHING_TO_READ
 
         async with LitePullConsumer(namesrv, group=_TAIL_GROUP, auto_commit=False) as consumer:
             queues = await consumer.queues(topic)
+            if not queues:
+                raise Failure(f"topic {topic!r}: {NOTHING_TO_READ}")
             await _check_sql(namesrv, queues, sql)
             starts = {queue: await _tail_start(consumer, queue, last, since_ms) for queue in queues}
             consumer.assign(queues, tag, sql=sql)

@@ -29,7 +29,10 @@ _FORMER_KV_CONFIG = Path("data", "namesrv", "kvConfig.json")
 def namesrv(
     config: options.ConfigFile = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all")
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Address to listen on.", show_default="0.0.0.0, all", callback=options.a_host
+        ),
     ] = None,
     port: Annotated[
         int | None,

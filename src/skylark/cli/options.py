@@ -14,10 +14,23 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens
 LogForm = Annotated[
     LogFormat, typer.Option("--log-format", help="One line an event on stderr: text for people, json for machines.")
 ]
+
+
+def a_host(text: str | None) -> str | None:
+    """Checks an option that takes a host, which a port does not belong to."""
+    from skylark.config.hosts import A_HOST, is_host
+
+    if text is not None and not is_host(text):
+        raise typer.BadParameter(f"{text!r} is not {A_HOST}")
+    return text
+
+
 Advertise = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST", help="Address that clients are told to connect to; needed behind NAT or in a container."
+        metavar="HOST",
+        help="Address that clients are told to connect to; needed behind NAT or in a container.",
+        callback=a_host,
     ),
 ]
 From = Annotated[

@@ -104,7 +104,8 @@ class _Tally:
         stored = "1 message is stored" if self.stored == 1 else f"{self.stored:,} messages are stored"
         refused = f", {self._refused:,} not" if self._refused else ""
         unknown = self._unknown + self._on_their_way
-        return stored + refused + (f", of {unknown:,} it is not known" if unknown else "")
+        not_known = f", of {unknown:,} it is not known" if unknown else ""
+        return stored + refused + not_known + (f", {_counted(self.blank, 'blank line')} left out" if self.blank else "")
 
     def watch(self, receipt: "asyncio.Future[Receipt]") -> None:
         """A message that departs now; one that failed already did not even depart."""

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from skylark.cli.logs import log_to_stderr as log_to_stderr
 from skylark.config.rewrite import rewrite
+from skylark.store import open_files
 from skylark.store.api import StoreError
 from skylark.store.tables import BadTable
 
@@ -96,6 +97,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pass  # there is none for this platform
     else:
         loop_factory = uvloop.new_event_loop
+    open_files.allow_all()
     # A message leaves no reference cycles behind, so looking for them after every 700 new objects is work for nothing.
     gc.set_threshold(50_000, 20, 50)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -150,17 +152,19 @@ def described_store(root: Path, log_directory: str = "") -> str:
     return f"{root.absolute()}{log_place} ({'in use' if used else 'empty'} before this start)"
 
 
-def writes_back(path: Path | None) -> Callable[[dict[str, str]], None]:
-    """What keeps changed settings: they go back into the file they came from, if there is one."""
+def writes_back(path: Path | None, why_not: str = "it was started without -c FILE") -> Callable[[dict[str, str]], None]:
+    """What keeps changed settings: they go back into the file they came from. Without one, the log says why not."""
 
     def write(changed: dict[str, str]) -> None:
-        if path is None:
-            log.warning("changed settings will not outlive this process, which was started without -c FILE")
-            return
-        try:
-            rewrite(path, changed)
-        except OSError as error:
-            log.warning("changed settings will not outlive this process, %s: %s", path, error.strerror)
+        reason = why_not
+        if path is not None:
+            try:
+                rewrite(path, changed)
+            except OSError as error:
+                reason = f"{path}: {error.strerror}"
+            else:
+                return
+        log.warning("%s will not outlive this process: %s", ", ".join(f"{k}={v}" for k, v in changed.items()), reason)
 
     return write
 

@@ -1,6 +1,7 @@
 """`skylark up`: a name server and a broker in one process, or several brokers in processes of their own."""
 
 import enum
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from skylark.broker.config import BrokerConfig
     from skylark.nameserver.config import NamesrvConfig
 
+log = logging.getLogger(__name__)
+
 # The name server has nothing to set in a broker's file, so its port is this command's own.
 _NAMESRV_PORT = 9876
+_NO_FILE_OF_ITS_OWN = "the file given with -c is the broker's; `skylark namesrv -c FILE` has one of its own"
 
 
 class Flush(enum.StrEnum):
@@ -40,7 +44,12 @@ class Flush(enum.StrEnum):
 def up(
     host: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 for all.", show_default="127.0.0.1"),
+        typer.Option(
+            metavar="HOST",
+            help="Address to listen on; 0.0.0.0 for all.",
+            show_default="127.0.0.1",
+            callback=options.a_host,
+        ),
     ] = None,
     namesrv_port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the name server; 0 takes a free one.")
@@ -136,6 +145,12 @@ def _broker_config(
     # Nor should it write outside the directory that it was started in.
     mapping.setdefault("storePathRootDir", "./data")
     result = from_mapping(mapping, source=str(config or "defaults"))
+    if given := mapping.get("namesrvAddr"):
+        log.warning(
+            "%s: namesrvAddr=%s is not used: the broker registers with the name server that is started with it; "
+            "`skylark broker` registers with others",
+            properties.place(str(config), given), given.strip(),
+        )  # fmt: skip
     if host is not None:
         result.bind_address = host
     if port is not None:
@@ -164,7 +179,7 @@ async def _serve(
     advertised = broker_configs[0].broker_ip1 or advertised_address(host, "")
     stores = [described_store(Path(each.store_path_root_dir), each.store_path_commit_log) for each in broker_configs]
     async with Running() as running:
-        name_server = NameServer(namesrv_config, on_config_change=writes_back(None))
+        name_server = NameServer(namesrv_config, on_config_change=writes_back(None, _NO_FILE_OF_ITS_OWN))
         namesrv_port = await running.start(
             name_server, "name server", host, namesrv_config.listen_port, "another with --namesrv-port"
         )
