@@ -33,14 +33,15 @@ _BACKLOG: Final = 1024
 def bind(host: str, port: int, *, unshared: bool = False) -> socket.socket:
     """A bound socket that does not listen yet: the port is known, and taken, before anything else is started.
 
-    The system lets two sockets have one port as long as neither listens, and lets a port be taken again at once after
-    its server stopped. Neither holds for an `unshared` socket.
+    The system lets two sockets have one port as long as neither listens, so that a port can be taken again at once when
+    its server has stopped. An `unshared` socket takes no port that another one has.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not unshared)
         bound.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what it accepts is held to this when it stops
     except (socket.gaierror, TypeError) as e:  # the other one for a name that can't be encoded
         bound.close()
         raise unknown_host(host, e) from None
