@@ -242,8 +242,8 @@ def test_a_broker_that_comes_back_is_used_again(namesrv: str, topic: str, second
             (queue,) = [queue for queue in queues if queue.broker_name == second_broker.name]
             await producer.send(topic, b"before", queue=queue)
             second_broker.kill()
-            with pytest.raises(NotReachable):
-                await producer.send(topic, b"meanwhile", queue=queue)
+            with pytest.raises(NotReachable):  # a send waits for a broker that is away until its time is over
+                await producer.send(topic, b"meanwhile", queue=queue, timeout_s=5.0)
             await asyncio.to_thread(second_broker.start)
             receipt = await producer.send(topic, b"after", queue=queue)
             assert receipt.queue == queue
