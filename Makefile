@@ -68,9 +68,9 @@ test-all: test beyond ## also what tells about Apache's server and about the old
 # What test-all has beyond test. Apache's server must pass what Skylark's does: that shows that the tests ask for
 # Apache's behaviour and not for ours.
 beyond: $(DEV) $(OLDER_SPARK)/.done compiled interop
-	$(PYTEST) tests/client/both tests/spark tests/pipelines -m apache --durations 10 $(ARGS)
+	SKYLARK_KILLS=12 SKYLARK_ARCHIVE_KILLS=3 SKYLARK_PIPELINE_KILLS=2 $(PYTEST) tests/pipelines tests/spark tests/client/both \
+		tests/faults/test_kill.py -m "apache or kills" --durations 10 $(ARGS)
 	$(PYTEST) tests/interop --server apache --durations 10 $(ARGS)
-	SKYLARK_KILLS=12 SKYLARK_ARCHIVE_KILLS=3 SKYLARK_PIPELINE_KILLS=2 $(PYTEST) $(wildcard tests/*/test_*kill.py) --durations 10 $(ARGS)
 	PYTHONPATH=$(CURDIR)/$(OLDER_SPARK) $(PYTEST) tests/spark -m "not apache" --durations 10 $(ARGS)
 
 $(OLDER_SPARK)/.done: requirements/older-spark.txt $(DEV)

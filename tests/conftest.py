@@ -96,8 +96,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs against Apache's server in Skylark's place is part of `make test-all`, not of `make test`."""
+    """What `make test-all` has beyond `make test`: what runs against Apache's server in Skylark's place, longer kills."""
     for item in items:
+        if "kill" in item.path.stem:
+            item.add_marker("kills")
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if "apache" in (parameters.get("server"), parameters.get("kind")):
             item.add_marker("apache")
