@@ -96,7 +96,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `make test-all` has beyond `make test`: what runs against Apache's server in Skylark's place, longer kills."""
+    """`make beyond`: what runs against Apache's server in Skylark's place, and longer kills."""
     for item in items:
         if "kill" in item.path.stem:
             item.add_marker("kills")
