@@ -792,3 +792,42 @@ def test_first_files_that_are_lost_after_retention_are_missed_after_a_clean_stop
         assert "lost" in caplog.text
         assert bodies(store) == expected_bodies(60, start=first)
         assert store.max_offset("gone", 0) == gone
+
+
+@pytest.mark.parametrize("lost_file", [None, 0, 8])
+def test_a_queue_with_holes_is_recovered_from_the_whole_log_once_more(tmp_path: Path, lost_file: int | None) -> None:
+    """Its holes tell what lies behind them, so they count for no more than that."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 30)
+        places = [store.entry("topic", 0, number) for number in (0, 8, 9)]
+        root = crash(store, tmp_path / "b")
+    for place in places:
+        assert place is not None
+        damage(root, place.log_offset, bytes(place.size_bytes))
+    shutil.rmtree(root / "consumequeue")
+    with small_store(root) as store:
+        found = found_offsets(store)
+        assert found == [*range(1, 8), *range(10, 30)]
+        again = crash(store, tmp_path / "c")
+    (again / "checkpoint").unlink(missing_ok=True)
+    if lost_file is not None:
+        (again / f"consumequeue/topic/0/{lost_file * 20:020}").unlink()
+    with small_store(again) as store:
+        assert found_offsets(store) == found
+
+
+def test_first_files_that_a_power_cut_took_are_made_again_behind_retention(tmp_path: Path) -> None:
+    """The checkpoint says that all queues are being made again, so their files may lack any of the others."""
+    with small_store(tmp_path / "a", disk_usage=lambda path: 0.87, delete_batch_max=2) as store:
+        fill(store, 60)
+        store.flush()
+        store.clean(START_MS)
+        first = store.min_offset("topic", 0)
+        assert first > 8
+        root = crash(store, tmp_path / "b")
+    (root / "checkpoint").unlink()
+    files = sorted((root / "consumequeue" / "topic" / "0").iterdir())
+    for lost in files[:2]:
+        lost.unlink()
+    with small_store(root) as store:
+        assert bodies(store) == expected_bodies(60, start=first)

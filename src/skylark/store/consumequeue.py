@@ -204,8 +204,8 @@ class ConsumeQueue:
         """Whether the first file begins with a message that is not the queue's first: there was a file before it."""
         if self.first_stored_offset == 0:
             return False
-        size = int(ENTRY.unpack_from(self._file(self._bases[0]).map)[1])
-        return 0 < size < BLANK_SIZE
+        log_offset, size, _ = ENTRY.unpack_from(self._file(self._bases[0]).map)
+        return bool(size > 0 and (size != BLANK_SIZE or log_offset > 0))
 
     def first_log_offset(self) -> int:
         """Log offset of the first entry behind the blank ones that a queue may begin with; -1 if there is none."""
@@ -235,7 +235,10 @@ class ConsumeQueue:
         def is_end(log_offset: int, size: int) -> bool:
             if size <= 0 or log_offset < 0:
                 return True
-            return below_log_offset is not None and size != BLANK_SIZE and log_offset >= below_log_offset
+            if below_log_offset is None:
+                return False
+            # Blank entries have the log offset of the message behind them, or 0 at the beginning of a queue.
+            return log_offset > below_log_offset if size == BLANK_SIZE else log_offset >= below_log_offset
 
         low, high = 0, len(self._bases)
         while high - low > 1:  # the last file whose first entry is one; the first file counts in any case

@@ -197,6 +197,9 @@ class Dispatcher:
             else:
                 lost += 1
         missing = record.queue_offset - queue.max_offset
+        if missing < 0 and is_complete and queue.max_offset == queue.first_stored_offset:
+            queue.start_at(record.queue_offset)  # a power cut took its first files, and what is left does not count
+            missing = 0
         if missing < 0 and not self._makes_room(queue, record):
             return
         if missing > 0:
