@@ -19,6 +19,7 @@ from skylark.broker import (
     filters,
     former_members,
     groups,
+    kept_locks,
     locks,
     offsets,
     query,
@@ -149,6 +150,7 @@ class Broker:
         for code in _STORING:
             self._served[code] = _too_late
         await self._server.stop()
+        self._keep_locks()
         self._write_ops()
         self._store.flush()
         for writer in self._table_writers:
@@ -256,6 +258,7 @@ class Broker:
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put
         queue_locks = self._locks = Locks()
+        kept_locks.take(config_directory(Path(config.store_path_root_dir)), queue_locks, steady_clock_ms(), clock())
         self._clients.on_leave = queue_locks.release
         published = self._registration.published
         beginnings, questions = Beginnings(store, self._clients), Questions()
@@ -395,6 +398,13 @@ class Broker:
             former_members.write(tables, self._clients.sharing(), self._clock())
         except OSError as e:
             log.error("the groups' members can't be written, and share their queues out anew: %s", e)
+
+    def _keep_locks(self) -> None:
+        try:
+            tables = config_directory(Path(self.config.store_path_root_dir))
+            kept_locks.write(tables, self._locks, steady_clock_ms(), self._clock())
+        except OSError as e:
+            log.error("queue locks can't be written, and are given to who asks first after the next start: %s", e)
 
     def _save_delayed(self) -> None:
         self._delayed.save(self._clock())

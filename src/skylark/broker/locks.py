@@ -117,6 +117,12 @@ class Locks:
             log.info("%s left %s and did not unlock %d queues", client_id, group, len(held))
             self.unlock_batch(group, client_id, held)
 
+    def all(self) -> Iterator[tuple[str, str, str, MessageQueue, int]]:
+        """Group, client, its host, queue, and when the lock was last renewed."""
+        for group, locks in self._locks.items():
+            for queue, lock in locks.items():
+                yield group, lock.client_id, lock.host, queue, lock.renewed_ms
+
     def all_expired(self, group: str, now_ms: int) -> bool:
         """Whether nobody of the group holds any queue: its consumers are not orderly, or not there."""
         return all(self._is_expired(lock, now_ms) for lock in self._locks.get(group, {}).values())
