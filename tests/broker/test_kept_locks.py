@@ -30,7 +30,9 @@ def restarted(directory: Path, locks: Locks, steady_ms: int, *, down_ms: int) ->
 
 
 @given(age_ms=st.integers(0, 2 * RELIED_ON_MS), down_ms=st.integers(-1000, 2 * RELIED_ON_MS))
-def test_a_lock_is_kept_as_long_as_its_holder_relies_on_it(tmp_path_factory, age_ms: int, down_ms: int) -> None:
+def test_a_lock_is_kept_as_long_as_its_holder_relies_on_it(
+    tmp_path_factory: pytest.TempPathFactory, age_ms: int, down_ms: int
+) -> None:
     directory = tmp_path_factory.mktemp("kept")
     locks = Locks()
     locks.lock_batch("g", "a", QUEUES[:1], 1_000_000, "10.0.0.1")
