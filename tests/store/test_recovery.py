@@ -430,6 +430,23 @@ def test_the_list_of_deleted_topics_is_as_long_as_the_log(tmp_path: Path) -> Non
         assert (tmp_path / "deletedTopics").read_text() == ""
 
 
+def test_what_a_killed_process_left_in_memory_is_on_disk_before_it_is_built_upon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note of a deletion, and the names of tables, which a power cut would take back after the next messages."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 3)
+        store.delete_topic("topic")
+        (tmp_path / "a" / "config").mkdir()
+        root = crash(store, tmp_path / "b")
+    synced: list[str] = []
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda file: synced.append(str(Path(f"/proc/self/fd/{int(file)}").readlink())))
+    store = Store.open(small_config(root), flushes=False)
+    assert {str(root / "deletedTopics"), str(root / "config"), str(root)} <= set(synced)
+    store.close()
+
+
 def test_a_topic_made_again_after_the_checkpoint(tmp_path: Path) -> None:
     with small_store(tmp_path / "a") as store:
         fill(store, 20)

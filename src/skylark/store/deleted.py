@@ -27,9 +27,10 @@ class DeletedTopics:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offsets: dict[str, int] = {}
-        for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            if not line:
-                continue
+        data = path.read_bytes() if path.exists() else b""
+        if data:
+            self._bring_to_disk()
+        for line in filter(None, data.split(b"\n")):
             try:
                 log_offset, topic = msgspec.json.decode(line, type=_Line)
             except msgspec.DecodeError as error:
@@ -63,6 +64,15 @@ class DeletedTopics:
         if is_new:
             sync_directory(self._path.parent)
         self._offsets.update(dict.fromkeys(topics, log_offset))
+
+    def _bring_to_disk(self) -> None:
+        """What is built upon from here on: a process that was killed may have left its last line in memory only."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(self._path.parent)
 
     def keep_within(self, log_min_offset: int, log_end_offset: int) -> None:
         """Forgets what the log holds nothing of, before anything is appended to it. Raises OSError.

@@ -50,6 +50,7 @@ from skylark.store.reading import MAX_READ_BYTES, QueueReader
 from skylark.store.recovery import recover
 from skylark.store.retention import Retention
 from skylark.store.segments import MappingPool, store_error, sync_directory
+from skylark.store.tables import config_directory
 from skylark.wire.message import (
     PROPERTIES_MAX_BYTES,
     SYS_BORN_HOST_V6,
@@ -184,10 +185,12 @@ class Store:
             # On a full disk the store opens nevertheless: it is the file that counts, not what it says.
             log.warning("%s stays empty: %s", self._abort_path, error)
         # Without the marker a power loss would pass for a clean stop, and without their names files are not found: that
-        # of a segment may be in memory only, if the process that made it was killed.
-        log_directory = self._log.directory
-        for directory in (self.config.root, self.config.root.parent, log_directory, log_directory.parent):
-            sync_directory(directory)
+        # of a segment, or of a table that was written anew, may be in memory only, if the process that made it was
+        # killed.
+        root, log_directory, tables = self.config.root, self._log.directory, config_directory(self.config.root)
+        for directory in (root, root.parent, log_directory, log_directory.parent, tables):
+            if directory.is_dir():
+                sync_directory(directory)
 
     def _distrust_queues(self) -> None:
         """The queues are about to be made again: a crash before they are on disk must lead to the whole log."""
