@@ -20,6 +20,13 @@ class Undecided:
         raise ValueError("ambiguous")
 
 
+class Unspeakable(BaseException):
+    """It fails to say what it is, too."""
+
+    def __str__(self) -> str:
+        raise SystemExit(1)
+
+
 class LikeNumpyFalse:
     def __bool__(self) -> bool:
         return False
@@ -95,6 +102,7 @@ RAISED: dict[str, Callable[[], Any]] = {
     "StopAsyncIteration": raising(StopAsyncIteration),
     "GeneratorExit": raising(GeneratorExit),
     "SystemExit": lambda: sys.exit(3),
+    "without a text": raising(Unspeakable),
     "group": raising(BaseExceptionGroup("both", [SystemExit(1), asyncio.CancelledError()])),
 }
 IN_THREADS_ONLY: dict[str, Callable[[], Any]] = {"KeyboardInterrupt": raising(KeyboardInterrupt)}

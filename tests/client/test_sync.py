@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -167,6 +168,89 @@ def test_what_goes_wrong_on_the_way_is_in_the_future_and_the_next_goes_on(cluste
         assert right.result(DEADLINE_S).queue.topic == "orders"
 
 
+def test_a_selector_that_cancels_its_task_ends_no_outbox(cluster: LocalCluster) -> None:
+    def select(queues: Sequence[MessageQueue], _: Any) -> MessageQueue:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return queues[0]
+
+    with sync.Producer(cluster.name_servers, group="senders", max_in_flight=1) as producer:
+        selected = [producer.send_soon("orders", b"a", select=select) for _ in range(20)]  # most wait for room
+        assert producer.send_soon("orders", b"b").result(DEADLINE_S).msg_id
+        assert all(each.result(DEADLINE_S).msg_id for each in selected)
+        producer.flush()
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt, ValueError])
+def test_a_callback_that_fails_ends_no_outbox(
+    cluster: LocalCluster, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    may_fail = threading.Event()
+
+    def select(*_: object) -> MessageQueue:
+        may_fail.wait(DEADLINE_S)
+        raise LookupError
+
+    def told(_: object) -> None:
+        raise error
+
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+        failing = producer.send_soon("orders", b"a", select=select)
+        failing.add_done_callback(told)
+        may_fail.set()
+        fine = producer.send_soon("orders", b"b")
+        fine.add_done_callback(told)
+        assert producer.send_soon("orders", b"c").result(DEADLINE_S).msg_id
+        producer.flush()
+        assert fine.result(0).msg_id
+        assert isinstance(failing.exception(0), LookupError)
+    assert caplog.text.count("what was to be called with a receipt failed") == 2
+
+
+def test_closing_ends_although_threads_go_on_sending(cluster: LocalCluster) -> None:
+    closed_under: list[type[Exception]] = []
+    has_begun = threading.Event()
+    kept: list[Any] = []
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+
+        def work() -> None:
+            try:
+                while True:
+                    kept.append(producer.send_soon("orders", b"x"))
+                    has_begun.set()
+            except ClientClosed as e:
+                closed_under.append(type(e))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert has_begun.wait(DEADLINE_S)
+    for thread in threads:
+        thread.join()
+    assert closed_under == [ClientClosed] * 2
+    assert all(each.result(0).msg_id for each in kept), "what was taken was sent"
+
+
+def test_an_outbox_is_emptied_of_what_is_there_and_not_of_what_comes_later(cluster: LocalCluster) -> None:
+    is_over = threading.Event()
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+
+        def work() -> None:
+            while not is_over.is_set():
+                producer.send_soon("orders", b"x")
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        own = producer.send_soon("orders", b"own")
+        producer.flush()
+        is_over.set()
+        assert own.done()
+        for thread in threads:
+            thread.join()
+
+
 def test_push(cluster: LocalCluster) -> None:
     consumer = sync.PushConsumer(cluster.name_servers, group="g", from_where="first")
     consumer.subscribe("orders", tag="new")
@@ -252,6 +336,17 @@ def test_a_forked_child_is_told_and_can_have_its_own(cluster: LocalCluster) -> N
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_child_hands_nothing_to_the_loop_of_its_parent(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sync.Producer(cluster.name_servers, group="senders") as producer:
+        producer.send("orders", b"m")
+        with monkeypatch.context() as child:
+            child.setattr(producer._background, "pid", os.getpid() + 1)
+            with pytest.raises(ForkedProcess):
+                producer.send_soon("orders", b"m")
 
 
 def test_a_hook_can_not_wait_for_its_own_loop() -> None:

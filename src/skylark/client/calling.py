@@ -25,9 +25,18 @@ def failure_of(error: BaseException) -> Exception:
     # A future, and a coroutine that it leaves, make something else of StopIteration.
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    failure = CallbackFailed(f"it raised {type(error).__name__}({error})")
+    failure = CallbackFailed(f"it raised {_text_of(error)}")
     failure.__cause__ = error
     return failure
+
+
+def _text_of(error: BaseException) -> str:
+    """Its name, and what it says, which a class of the user's may fail to."""
+    name = type(error).__name__
+    try:
+        return f"{name}({error})"
+    except BaseException:
+        return name
 
 
 def call(function: Callable[..., _T], *args: Any) -> _T:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from skylark.client.calling import forget_cancels
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _AGAIN_S: Final = 1.0
 CANCEL_WAIT_S: Final = 3.0
@@ -23,7 +25,7 @@ CANCEL_WAIT_S: Final = 3.0
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Worker(asyncio.Task[None]):
+class Worker(asyncio.Task[_T], Generic[_T]):
     """A task that what it calls can't cancel: `asyncio.current_task().cancel()` in a listener does nothing."""
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -55,7 +57,7 @@ class Crew:
             log.warning("%s: all tasks were cancelled before it was closed; it stops, and commits nothing", self._name)
         return True
 
-    def hire(self, work: Work, what: str, *, until: Callable[[], bool] = lambda: False) -> Worker:
+    def hire(self, work: Work, what: str, *, until: Callable[[], bool] = lambda: False) -> Worker[None]:
         """Runs `work` to its end; as long as not `until`, an error or a cancellation is none."""
         loop = asyncio.get_running_loop()
         if self._watch is None:

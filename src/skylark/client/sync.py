@@ -89,13 +89,17 @@ class _Background:
         """Whether the loop's own thread asks."""
         return threading.current_thread() is self._thread
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs `work` on the loop and waits for it. A Ctrl-C while waiting cancels it."""
+    def check_process(self) -> None:
+        """Raises ForkedProcess in a child, where nothing runs on the loop."""
         if self.pid != os.getpid():
             raise ForkedProcess(
                 f"this client was made by process {self.pid} and is used by {os.getpid()}, forked from it; "
                 f"make a client of its own in the child, after the fork"
             )
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Runs `work` on the loop and waits for it. A Ctrl-C while waiting cancels it."""
+        self.check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client can't be used in a callback or hook of itself: it would wait forever")
         future = asyncio.run_coroutine_threadsafe(_outcome_of(work), self._loop)
@@ -249,10 +253,24 @@ class _AfterAll(_Method[_P, _T]):
         return result
 
 
+class _Last(_Method[_P, _T]):
+    """The twin of a producer's method that ends it: what threads go on sending is refused, so that there is an end."""
+
+    def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async def call() -> Any:
+            with twin._outboxes.closed():
+                await twin._outboxes.emptied()
+                return await self._method(twin._inner, *args, **kwargs)
+
+        result: _T = twin._background.run(call)
+        return result
+
+
 class _Soon(_Method[_P, _T]):
     """The twin of `send_soon`: the thread gets the message ready, and the loop sends it."""
 
     def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        twin._background.check_process()
         if twin._background.is_here:
             raise RuntimeError("a blocking client can't be used in a callback or hook of itself: send from a thread")
         hand_over: Any = _hand_over
@@ -300,6 +318,10 @@ def _after_all(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) 
     return _AfterAll(method)
 
 
+def _last(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> _Method[_P, _T]:
+    return _Last(method)
+
+
 def _soon(
     method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, asyncio.Future[_T]]],
 ) -> _Method[_P, concurrent.futures.Future[_T]]:
@@ -333,13 +355,14 @@ class Producer(_Twin):
 
     def __exit__(self, *error: object) -> None:
         async def leave() -> None:
-            await self._outboxes.emptied()
-            await self._inner.__aexit__(*error)
+            with self._outboxes.closed():
+                await self._outboxes.emptied()
+                await self._inner.__aexit__(*error)
 
         self._background.run(leave)
 
     start = _waits(producer.Producer.start)
-    close = _after_all(producer.Producer.close)
+    close = _last(producer.Producer.close)
     send = _in_turn(producer.Producer.send)
     send_soon = _soon(producer.Producer.send_soon)
     send_oneway = _in_turn(producer.Producer.send_oneway)
@@ -394,7 +417,7 @@ class TransactionProducer(Producer):
         self._outboxes = Outboxes(self._inner, self._background.loop)
 
     start = _waits(transactions.TransactionProducer.start)
-    close = _after_all(transactions.TransactionProducer.close)
+    close = _last(transactions.TransactionProducer.close)
     prepare = _in_turn(transactions.TransactionProducer.prepare)
     commit = _waits(transactions.TransactionProducer.commit)
     roll_back = _waits(transactions.TransactionProducer.roll_back)
