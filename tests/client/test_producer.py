@@ -403,11 +403,11 @@ def test_unique_ids_differ_and_tell_their_time() -> None:
 def test_slots_are_handed_on_when_a_waiter_gives_up() -> None:
     async def run() -> None:
         slots = Slots(1, 100)
-        slots.take(10)
+        crowd = slots.take(10)
         first, second = (asyncio.create_task(slots.wait(10)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
-        slots.give_back(10)
+        slots.give_back(10, crowd)
         await second
         assert slots.has_room(200), "one message always fits"
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from client.inbox import eventually
+from client.inbox import DEADLINE_S, eventually
 from client.scripted import never, refuses, scripted_cluster, stored
 from skylark.client import sync
-from skylark.client.errors import BrokerError, InvalidMessage, NotReachable, OtherEventLoop, SendsFailed
-from skylark.client.message import MessageQueue
+from skylark.client.errors import (
+    BrokerError,
+    InvalidMessage,
+    NotReachable,
+    OtherEventLoop,
+    RequestTimeout,
+    SendsFailed,
+)
+from skylark.client.message import Message, MessageQueue, OutgoingMessage
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.rpc_hooks import RpcHook
@@ -348,3 +357,86 @@ def test_who_divides_its_group_is_told(caplog: pytest.LogCaptureFixture) -> None
                     assert len(told()) == 1
 
     asyncio.run(run())
+
+
+def test_flush_waits_for_what_was_sent_and_not_for_what_others_go_on_sending() -> None:
+    async def main() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            Producer(cluster.namesrv, timeout_s=DEADLINE_S) as producer,
+        ):
+            [broker] = cluster.brokers
+            may_answer = asyncio.Event()
+
+            async def answer(request: Frame) -> Frame:
+                if request.body == b"late":
+                    await may_answer.wait()
+                return stored(request)
+
+            broker.answer = answer
+            own = await producer.send_soon("orders", b"own")
+            flushing = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0)
+            late = await producer.send_soon("orders", b"late")
+            await flushing
+            assert own.done()
+            assert not late.done()
+            may_answer.set()
+            await producer.flush()
+            assert late.done()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_can_not_be_compressed_in_time_is_not_sent() -> None:
+    async def main() -> None:
+        async with scripted_cluster("a", orders=1) as cluster, Producer(cluster.namesrv) as producer:
+            await producer.send("orders", b"x")
+            loop = asyncio.get_running_loop()
+            with ThreadPoolExecutor(1) as threads:
+                loop.set_default_executor(threads)
+                may_end = threading.Event()
+                busy = loop.run_in_executor(None, may_end.wait, DEADLINE_S)
+                with pytest.raises(RequestTimeout, match="compressed"):
+                    await producer.send("orders", b"y" * 400_000, timeout_s=0.01)
+                assert not busy.done()
+                may_end.set()
+                await busy
+            assert len(cluster.brokers[0].sends) == 1
+
+    asyncio.run(main())
+
+
+def test_a_first_send_outlives_the_restart_of_the_name_server() -> None:
+    async def main() -> None:
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Producer(cluster.name_servers, timeout_s=DEADLINE_S) as producer,
+        ):
+            await cluster.name_server.stop()
+            failed = asyncio.Event()
+            ask = producer.session.ask_name_server
+            count = 0
+
+            async def asked(*args: Any) -> Frame:
+                nonlocal count
+                count += 1
+                if count == 6:  # more often than there are retries
+                    failed.set()
+                return await ask(*args)
+
+            producer.session.routes._ask = asked
+            sending = asyncio.create_task(producer.send("orders", b"x"))
+            waiting = asyncio.create_task(failed.wait())
+            await asyncio.wait([sending, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            await cluster.name_server.start()
+            assert (await sending).msg_id
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["a\tb", "a\u3000b", "a\u00a0b"])
+def test_a_key_stays_one_key(key: str) -> None:
+    message = Message(topic="t", body=b"b", properties=OutgoingMessage(b"b", key=[key, "c"]).to_properties())
+    assert message.keys == [key, "c"]

@@ -13,8 +13,9 @@ import pytest
 
 from broker.live import Live, live_broker, messages_of
 from client.inbox import DEADLINE_S, eventually
+from client.scripted import scripted_cluster
 from skylark import sync
-from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RequestTimeout, RocketMQError
 from skylark.client.message import Message
 from skylark.client.session import Session
 from skylark.client.transactions import HalfMessage, TransactionProducer
@@ -200,3 +201,41 @@ def test_the_blocking_twin() -> None:
         with sync.PullConsumer(cluster.name_servers, "readers") as reader:
             found = [message.body for queue in reader.queues("orders") for message in reader.pull(queue, 0).messages]
         assert sorted(found) == [b"four", b"one", b"six"]
+
+
+def test_the_end_of_a_transaction_takes_no_longer_than_it_may() -> None:
+    """Also if a route has to be asked for, and the name server is slow."""
+
+    async def run() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            TransactionProducer(cluster.namesrv, "shop", checker=None) as producer,
+        ):
+            cluster.gate = asyncio.Event()
+            half = HalfMessage(
+                topic="orders", group="shop", broker="elsewhere", msg_id="1", offset_msg_id="0" * 32, half_offset=0
+            )
+            with pytest.raises(RequestTimeout, match=r"no route of topic 'orders' within 0\.01 s"):
+                await producer.commit(half, timeout_s=0.01)
+            cluster.gate.set()
+
+    asyncio.run(run())
+
+
+def test_a_producer_that_is_started_again_is_asked_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        asked: list[bytes] = []
+
+        def checker(message: Message) -> bool:
+            asked.append(message.body)
+            return True
+
+        async with live_broker(tmp_path, **QUICKLY) as broker:
+            producer = producer_at(broker, checker)
+            for body in (b"1", b"2"):
+                async with producer:
+                    await producer.prepare("orders", body)
+                    await eventually(lambda body=body: body in asked)  # type: ignore[misc]
+            await until_delivered(broker, b"1", b"2")
+
+    asyncio.run(run())

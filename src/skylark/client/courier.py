@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from skylark.client.calling import call
+from skylark.client.crew import Worker
 from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
 from skylark.client.faults import Faults
 from skylark.client.message import MessageQueue, Receipt, SendStatus
@@ -107,14 +108,14 @@ class Courier:
             if addresses and MASTER_ID in addresses:
                 connection = self._session.ready_connection(addresses[MASTER_ID])
         sending.future = self._loop.create_future()
-        self._slots.take(sending.size_bytes)
+        sending.crowd = self._slots.take(sending.size_bytes)
         if connection is None:
             await self._travel(sending)
             return
         try:
             self._fly(sending, connection)
         except Exception:
-            self._slots.give_back(sending.size_bytes)
+            self._slots.give_back(sending.size_bytes, sending.crowd)
             raise
 
     async def _travel(self, sending: Sending, error: RocketMQError | None = None) -> None:
@@ -249,7 +250,8 @@ class Courier:
         left_s = sending.deadline_s - self._loop.time()
         if sending.future.done() or left_s <= 0:
             return False
-        if sending.is_patient and sending.broker and left_s > _LAST_ATTEMPT_S and _is_away(error):
+        is_known = sending.broker or isinstance(error, NotReachable)  # else the topic may well not exist
+        if sending.is_patient and is_known and left_s > _LAST_ATTEMPT_S and _is_away(error):
             return True
         if sending.attempts_left <= 0 or isinstance(error, RouteNotFound):
             return False
@@ -264,7 +266,7 @@ class Courier:
     async def _recover(self, sending: Sending, error: RocketMQError) -> None:
         """Before another attempt: asks for the route anew. When every broker was tried, there is a pause first."""
         route = self._session.routes.known_for_send(sending.topic)
-        refresh = self._loop.create_task(self._refresh(sending.topic))
+        refresh = Worker(self._refresh(sending.topic), loop=self._loop, name=f"route of {sending.topic}")
         self._keep(refresh)
         if isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
             await asyncio.shield(refresh)
@@ -318,7 +320,7 @@ class Courier:
     # How it ends.
 
     def _finish(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: Exception | None) -> None:
-        self._slots.give_back(sending.size_bytes)
+        self._slots.give_back(sending.size_bytes, sending.crowd)
         if sending.future.done():
             return  # whoever waited has given up
         if error is not None:
@@ -355,7 +357,7 @@ class Courier:
             self._set_timer(min(sending.until_s for sending in self._flying))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._keep(self._loop.create_task(work))
+        self._keep(Worker(work, loop=self._loop, name=f"retry of {self._group}"))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

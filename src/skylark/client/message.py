@@ -91,7 +91,7 @@ class Message(msgspec.Struct, kw_only=True):
 
     @property
     def keys(self) -> list[str]:
-        return self.properties.get(PROPERTY_KEYS, "").split()
+        return [key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key]
 
     @property
     def delay_level(self) -> int:

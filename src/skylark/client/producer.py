@@ -168,15 +168,20 @@ class Producer:
             return
         await self.session.acquire()
         self._clock_s = asyncio.get_running_loop().time
-        self._courier = self._make_courier()
+        courier = self._courier = self._make_courier()
         try:
             await self.session.add_producer(self.group)
-            self._has_joined = True
-            if self._tracer is not None:
-                await self._tracer.start()
+            if self._courier is courier:
+                self._has_joined = True
+                if self._tracer is not None:
+                    await self._tracer.start()
         except BaseException:
-            await self.close()
+            if self._courier is courier:
+                await self.close()
             raise
+        if not self._has_joined:
+            await self.session.remove_producer(self.group)
+            raise ClientClosed("the producer was closed before it had started")
 
     async def close(self) -> None:
         """Takes no more messages, waits for those on their way and leaves the session."""
@@ -315,7 +320,7 @@ class Producer:
         the last flush, and the first error. What it told of is done with.
         """
         self._running_courier()
-        await self._slots.drained()
+        await self._slots.settled()
         await asyncio.sleep(0)  # callbacks of futures, which ask them, run in the next turn of the loop
         if failed := self._unseen.take():
             count, first = failed
@@ -508,7 +513,11 @@ class Producer:
         """The last things before a message departs: its deadline, its size, and the queue if the sender has a say."""
         sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
         if compress and self._packing.is_large(sending):
-            await self._packing.compress(sending)
+            try:
+                async with asyncio.timeout_at(sending.deadline_s):
+                    await self._packing.compress(sending)
+            except TimeoutError:
+                raise RequestTimeout(f"message {sending.msg_id} was not compressed in time; nothing was sent") from None
         if choice is not None:
             await self._bind(courier, sending, choice)
 

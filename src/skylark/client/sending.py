@@ -48,9 +48,9 @@ class Sending:
     """One request on its way: a message, or the part of a batch that fits into one."""
 
     __slots__ = (
-        "attempts_left", "batch_ids", "body", "broker", "code", "connection", "context", "deadline_s", "encoded",
-        "flag", "future", "is_bound", "is_left_alone", "is_patient", "msg_id", "opaque", "properties", "queue",
-        "size_bytes", "started_s", "sys_flag", "topic", "tried", "until_s",
+        "attempts_left", "batch_ids", "body", "broker", "code", "connection", "context", "crowd", "deadline_s",
+        "encoded", "flag", "future", "is_bound", "is_left_alone", "is_patient", "msg_id", "opaque", "properties",
+        "queue", "size_bytes", "started_s", "sys_flag", "topic", "tried", "until_s",
     )  # fmt: skip
 
     def __init__(self, topic: str, body: bytes, properties: dict[str, str], encoded: str, msg_id: str) -> None:
@@ -78,6 +78,7 @@ class Sending:
         self.opaque = 0
         self.future: asyncio.Future[Any]  # of a receipt, or of a list of them for a batch
         self.context: SendContext | None = None
+        self.crowd: Crowd  # from its departure on
 
     def abandon(self) -> None:
         """Nobody asks how it ended any more."""
@@ -173,6 +174,16 @@ class UniqueIds:
         self._next_month_ms = int(following.timestamp() * 1000)
 
 
+class Crowd:
+    """What departed between one flush and the next, and who waits until all of it has ended."""
+
+    __slots__ = ("count", "waiters")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiters: list[asyncio.Future[None]] = []
+
+
 class Slots:
     """Room for so many messages, and so many bytes, at a time. One message always fits."""
 
@@ -181,16 +192,21 @@ class Slots:
         self._max_bytes = max_bytes
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle: list[asyncio.Future[None]] = []
+        self._crowd = Crowd()
+        self._earlier: list[Crowd] = []
         self.count = 0
         self.size_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
         return not self.count or (self.count < self._max_count and self.size_bytes + size_bytes <= self._max_bytes)
 
-    def take(self, size_bytes: int) -> None:
-        """Only after `has_room` or `wait`, with no await in between."""
+    def take(self, size_bytes: int) -> Crowd:
+        """Only after `has_room` or `wait`, with no await in between. What it returns is given back."""
         self.count += 1
         self.size_bytes += size_bytes
+        crowd = self._crowd
+        crowd.count += 1
+        return crowd
 
     async def wait(self, size_bytes: int) -> None:
         """Returns when there is room. Who waits first is woken first."""
@@ -206,16 +222,16 @@ class Slots:
         # There may be room for more than one; each that is let in lets the next one try.
         asyncio.get_running_loop().call_soon(self._wake)
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int, crowd: Crowd) -> None:
         self.count -= 1
         self.size_bytes -= size_bytes
+        crowd.count -= 1
         if self._waiters:
             self._wake()
-        if not self.count:
-            idle, self._idle = self._idle, []
-            for waiter in idle:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if not crowd.count and crowd.waiters:
+            _tell(crowd.waiters)
+        if not self.count and self._idle:
+            _tell(self._idle)
 
     async def drained(self) -> None:
         """Returns when nothing is on its way."""
@@ -224,12 +240,31 @@ class Slots:
             self._idle.append(waiter)
             await waiter
 
+    async def settled(self) -> None:
+        """Returns when all that is on its way now has ended; what departs later is not waited for."""
+        self._earlier = [crowd for crowd in self._earlier if crowd.count]
+        if self._crowd.count:
+            self._earlier.append(self._crowd)
+            self._crowd = Crowd()
+        for crowd in list(self._earlier):
+            while crowd.count:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                crowd.waiters.append(waiter)
+                await waiter
+
     def _wake(self) -> None:
         while self._waiters and self.has_room(0):
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _tell(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
 
 
 def split_batch(items: Sequence[BatchItem], sizes: Sequence[int], max_bytes: int) -> Iterator[Sequence[BatchItem]]:

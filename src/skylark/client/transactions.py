@@ -34,7 +34,7 @@ from skylark.client.addresses import NameServers
 from skylark.client.calling import failure_of
 from skylark.client.choosing import Select, choice_of
 from skylark.client.crew import wait_for_end
-from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
+from skylark.client.errors import BrokerError, InvalidMessage, RequestTimeout, RocketMQError
 from skylark.client.listening import is_asynchronous
 from skylark.client.message import Message, MessageQueue, Receipt, SendStatus
 from skylark.client.options import check_count, check_optional_callback
@@ -159,18 +159,26 @@ class TransactionProducer(Producer):
         super().__init__(name_servers, group, **options)
         self._topics = topics
         self._open: set[str] = set()  # ids of messages that are being prepared, or whose block is open
-        self._checks = Checks(checker, max_checks) if checker is not None else None
+        self._checker = checker
+        self._max_checks = max_checks
+        self._checks: Checks | None = None  # while the producer is open
 
     async def start(self) -> None:
         if self._courier is not None:
             return
-        if self._checks is not None:
+        if self._checker is not None:
             self.session.add_checker(self.group, self._asked)
+            self._checks = Checks(self._checker, self._max_checks)
         try:
             await super().start()
+            await self._learn_topics()
         except BaseException:
-            self.session.remove_checker(self.group)
+            await self.close()  # if it was open already
+            if self._checks is not None:
+                self.session.remove_checker(self.group, self._asked)
             raise
+
+    async def _learn_topics(self) -> None:
         courier = self._running_courier()
         for topic in self._topics:
             try:
@@ -184,7 +192,7 @@ class TransactionProducer(Producer):
         if self._courier is None:
             return
         if self._checks is not None:
-            self.session.remove_checker(self.group)
+            self.session.remove_checker(self.group, self._asked)
             await self._checks.close()
         await super().close()
 
@@ -284,8 +292,16 @@ class TransactionProducer(Producer):
 
     async def _end(self, half: HalfMessage, decision: int, timeout_s: float | None) -> None:
         courier = self._running_courier()
-        if half.broker not in self.session.routes.brokers:
-            await courier.route(half.topic, refresh=True)  # the half message of another process
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline_s = self._clock_s() + patience_s
+        if half.broker not in self.session.routes.brokers:  # the half message of another process
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await courier.route(half.topic, refresh=True)
+            except RequestTimeout:
+                raise
+            except TimeoutError:
+                raise RequestTimeout(f"no route of topic {half.topic!r} within {patience_s:.3g} s") from None
         header = EndTransaction(
             producer_group=half.group,
             tran_state_table_offset=half.half_offset,
@@ -297,9 +313,7 @@ class TransactionProducer(Producer):
             broker_name=half.broker,
         )
         request = Frame(RequestCode.END_TRANSACTION, encode_header(header))
-        answer = await self.session.ask_broker(
-            half.broker, request, self._timeout_s if timeout_s is None else timeout_s
-        )
+        answer = await self.session.ask_broker(half.broker, request, deadline_s - self._clock_s())
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, half.broker)
         self._trace(half.topic, half.msg_id, half.broker, committed=decision == SYS_TRANSACTION_COMMIT)
