@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client.inbox import DEADLINE_S
 from client.plain import send
 from skylark.client import offsets as offsets_module
-from skylark.client.errors import NotReachable
+from skylark.client.errors import NotReachable, RocketMQError
 from skylark.client.offsets import UNKNOWN, LocalOffsets, RemoteOffsets, commit, default_directory
 from skylark.client.pulling import pull
 from skylark.client.session import Session
@@ -100,6 +102,67 @@ def test_a_damaged_file_gives_way_to_the_copy_before_it(tmp_path: Path, damage: 
         fresh.update(FIRST, 3)
         await fresh.persist([FIRST])
         assert await fresh.fetch(FIRST) == 3
+
+    asyncio.run(scenario())
+
+
+def test_offsets_that_can_not_be_read_are_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that begins anew at the last offset would pass over what was sent, and the file would lose its places."""
+
+    def fails(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    async def scenario() -> None:
+        offsets = local(tmp_path)
+        offsets.update(FIRST, 1)
+        offsets.update(SECOND, 2)
+        await offsets.persist([FIRST, SECOND])
+        offsets.update(FIRST, 3)
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "read_bytes", fails)
+            with pytest.raises(RocketMQError, match="can't be read from"):
+                await offsets.fetch(FIRST)
+            with pytest.raises(RocketMQError, match="can't be read from"):
+                local(tmp_path).load()
+            await offsets.persist([FIRST])
+        assert await offsets.fetch(SECOND) == 2
+        await offsets.persist([FIRST])
+        assert await offsets.fetch(FIRST) == 3
+        for path in (offsets.path, offsets.path.with_name(offsets.path.name + ".bak")):
+            path.write_text("{")
+        with pytest.raises(RocketMQError, match="damaged"):
+            local(tmp_path).load()
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_is_cancelled_is_not_overtaken_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        has_begun, may_end = threading.Event(), threading.Event()
+        replace = offsets_module._replace
+
+        def slow(path: Path, content: bytes) -> None:
+            if not has_begun.is_set():
+                has_begun.set()
+                may_end.wait(DEADLINE_S)
+            replace(path, content)
+
+        monkeypatch.setattr(offsets_module, "_replace", slow)
+        offsets = local(tmp_path)
+        offsets.update(FIRST, 1)
+        first = asyncio.create_task(offsets.persist([FIRST]))
+        await asyncio.to_thread(has_begun.wait, DEADLINE_S)
+        first.cancel()
+        await asyncio.sleep(0)
+        offsets.update(FIRST, 2)
+        second = asyncio.create_task(offsets.persist([FIRST]))
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait([first, second])
+        assert first.cancelled()
+        assert await offsets.fetch(FIRST) == 2
 
     asyncio.run(scenario())
 

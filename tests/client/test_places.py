@@ -6,14 +6,16 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from client.inbox import DEADLINE_S, Inbox, numbered
 from client.plain import send
+from skylark.client import offsets as offsets_module
 from skylark.client.offsets import FILE_NAME, LocalOffsets
-from skylark.client.places import take
+from skylark.client.places import Place, take
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.testing import LocalCluster
@@ -85,7 +87,7 @@ def test_members_side_by_side_have_places_of_their_own(tmp_path: Path) -> None:
 
 def test_another_process_has_a_place_of_its_own_until_it_ends(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib\nfrom skylark.client.places import take\n"
+        "import sys, pathlib\nfrom skylark.client.places import Place, take\n"
         "place = take(pathlib.Path(sys.argv[1]), 'i@DEFAULT', 'g')\n"
         "print(place.directory.parent.name, flush=True)\nsys.stdin.read()"
     )
@@ -140,3 +142,35 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path, caplog: pyte
     assert "can't be kept for one member of g" in caplog.text
     assert offsets.table() == {}
     offsets.close()
+
+
+def test_a_start_that_was_cancelled_keeps_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is being taken in a thread, which goes on."""
+
+    async def main() -> None:
+        has_begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+        def slow(directory: Path, lasting_id: str, group: str) -> Place:
+            has_begun.set()
+            may_end.wait(DEADLINE_S)
+            return take(directory, lasting_id, group)
+
+        def load() -> None:
+            cancelled.load()
+            has_ended.set()
+
+        monkeypatch.setattr(offsets_module, "take", slow)
+        cancelled = LocalOffsets("ip@DEFAULT", "g", tmp_path)
+        loading = asyncio.create_task(asyncio.to_thread(load))
+        await asyncio.to_thread(has_begun.wait, DEADLINE_S)
+        loading.cancel()
+        await asyncio.wait([loading])
+        cancelled.close()
+        may_end.set()
+        await asyncio.to_thread(has_ended.wait, DEADLINE_S)
+        following = LocalOffsets("ip@DEFAULT", "g", tmp_path)
+        following.load()
+        assert following.path == tmp_path / "ip@DEFAULT" / "g" / FILE_NAME
+        following.close()
+
+    asyncio.run(main())

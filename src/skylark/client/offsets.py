@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -245,13 +246,23 @@ class LocalOffsets(_Memory):
         self._group = group
         self.path = self._directory / lasting_id / group / FILE_NAME
         self._place: Place | None = None
+        self._is_closed = False
+        self._taking = threading.Lock()
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Takes a place, and reads its file, or the copy before it if the file is empty or damaged."""
+        """Takes a place, and reads its file, or the copy before it if the file is empty or damaged.
+
+        Raises RocketMQError if what is stored can't be read: to begin anew would pass messages over.
+        """
         if self._place is None:
-            self._place = take(self._directory, self._lasting_id, self._group)
-            self.path = self._place.directory / FILE_NAME
+            place = take(self._directory, self._lasting_id, self._group)
+            with self._taking:  # it runs in a thread, and goes on there when whoever waited was cancelled
+                if self._is_closed:
+                    place.leave()
+                    return
+                self._place = place
+            self.path = place.directory / FILE_NAME
         stored = self._read()
         self._offsets = dict(stored.offset_table)
         self._dirty.clear()
@@ -264,9 +275,11 @@ class LocalOffsets(_Memory):
         return UNKNOWN
 
     def close(self) -> None:
-        if self._place is not None:
-            self._place.leave()
-            self._place = None
+        with self._taking:
+            self._is_closed = True
+            if self._place is not None:
+                self._place.leave()
+                self._place = None
 
     async def persist(self, queues: Iterable[MessageQueue]) -> None:
         wanted = list(queues)
@@ -275,22 +288,42 @@ class LocalOffsets(_Memory):
             if not changed:
                 return
             self._dirty -= changed.keys()
+            writing = asyncio.ensure_future(asyncio.to_thread(self._merge, changed))
             try:
-                await asyncio.to_thread(self._merge, changed)
-            except OSError as e:
-                self._dirty |= changed.keys() & self._offsets.keys()
-                log.warning("offsets can't be written to %s: %s", self.path, e)
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.wait([writing])  # it goes on in its thread, and the next one must not overtake it
+                self._wrote(writing, changed)
+                raise
+            except (OSError, RocketMQError):
+                pass
+            self._wrote(writing, changed)
+
+    def _wrote(self, writing: asyncio.Future[None], changed: dict[MessageQueue, int]) -> None:
+        error = writing.exception()
+        if error is not None:
+            self._dirty |= changed.keys() & self._offsets.keys()
+            log.warning("offsets can't be written to %s: %s", self.path, error)
 
     def _read(self) -> OffsetFile:
+        damage = None
         for path in (self.path, copy_of(self.path)):
             try:
                 data = path.read_bytes()
                 if data:
                     return fastjson.decode(data, OffsetFile)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (OSError, fastjson.BadJson) as e:
+            except OSError as e:
+                raise RocketMQError(f"the offsets of group {self._group} can't be read from {path}: {e}") from e
+            except fastjson.BadJson as e:
+                damage = e
                 log.warning("%s can't be read: %s", path, e)
+        if damage is not None:
+            raise RocketMQError(
+                f"the offsets of group {self._group} in {self.path} and its copy are damaged: {damage}; move both away "
+                "to begin where from_where says"
+            )
         return OffsetFile()
 
     def _merge(self, changed: dict[MessageQueue, int]) -> None:
