@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +13,19 @@ import pytest
 from client.inbox import DEADLINE_S, eventually
 from client.plain import send
 from client.test_lite_pull_consumer import drain, orders
-from skylark.client import compression, queue_reading
+from skylark.client import compression, queue_reading, queue_sharing
+from skylark.client.allocate import average
 from skylark.client.errors import BrokerError, InvalidMessage, RouteNotFound
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import MessageQueue
 from skylark.client.producer import Producer
 from skylark.client.pulling import Limits
 from skylark.client.push_consumer import PushConsumer
+from skylark.client.rpc_hooks import RpcHook
+from skylark.client.session import Session
 from skylark.testing import LocalCluster
+from skylark.wire.codes import RequestCode
+from skylark.wire.frame import Frame
 from skylark.wire.message import SYS_COMPRESSED, SYS_COMPRESSION_ZSTD
 
 QUEUES = 4
@@ -130,14 +135,89 @@ def test_sql_that_is_none_is_refused_at_the_start() -> None:
     [
         ({"pull_batch_size": 2000}, "pull_batch_size is 2000"),
         ({"pull_batch_size": 0}, "pull_batch_size is 0"),
-        ({"max_cached_messages": 0}, "no room"),
-        ({"limits": Limits(messages=0)}, "no room"),
-        ({"commit_interval_s": 0}, "above 0"),
+        ({"pull_batch_size": "32"}, "pull_batch_size is '32'"),
+        ({"max_cached_messages": 0}, "max_cached_messages is 0"),
+        ({"limits": Limits(messages=0)}, "limits.messages is 0"),
+        ({"limits": 5}, "limits is 5"),
+        ({"commit_interval_s": 0}, "commit_interval_s is 0"),
+        ({"rebalance_interval_s": float("inf")}, "rebalance_interval_s is inf"),
+        ({"auto_commit": "false"}, "auto_commit is 'false'"),
+        ({"strategy": "average"}, "strategy is 'average'"),
+        ({"strategy": lambda queues: queues}, "strategy .* is called with 3 arguments"),
+        ({"trace": 1}, "trace is 1"),
+        ({"group": "DEFAULT_CONSUMER"}, "give the group a name"),
     ],
 )
 def test_options_that_can_not_work_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidMessage, match=what):
-        LitePullConsumer(group="g", **options)
+        LitePullConsumer(**{"group": "g"} | options)
+
+
+def test_a_tag_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="tag is None"):
+        LitePullConsumer(group="g").subscribe("orders", None)  # type: ignore[arg-type]
+
+
+def test_a_consumer_without_a_topic_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with LocalCluster() as cluster, LitePullConsumer(cluster.name_servers, group="g") as consumer:
+            assert await consumer.poll(0) == []
+
+    asyncio.run(main())
+    assert "starts without a topic" in caplog.text
+
+
+def test_a_strategy_or_a_hook_that_cancels_its_task_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cancels whatever task it runs in, in whichever request, and then no more."""
+    monkeypatch.setattr(queue_sharing, "UNBALANCED_PAUSE_S", 0.01)
+    left: dict[str | int, int] = {
+        "strategy": 1, RequestCode.PULL_MESSAGE: 1, RequestCode.UPDATE_CONSUMER_OFFSET: 1,
+    }  # fmt: skip
+
+    def cancel_once(what: str | int) -> None:
+        task = asyncio.current_task()
+        if left.get(what) and task is not None and has_begun.is_set():
+            left[what] -= 1
+            task.cancel()
+
+    def strategy(member: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
+        cancel_once("strategy")
+        return average(member, queues, members)
+
+    class Cancelling(RpcHook):
+        def before_request(self, address: str, request: Frame) -> None:
+            cancel_once(request.code)
+
+    async def main() -> None:
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Session(cluster.name_servers) as session,
+            Session(cluster.name_servers, rpc_hooks=[Cancelling()]) as hooked,
+        ):
+            [queue] = (await session.routes.get("orders")).read_queues
+            consumer = LitePullConsumer(
+                session=hooked, group="g", from_where="first", strategy=strategy, commit_interval_s=0.01,
+                rebalance_interval_s=0.01,
+            )  # fmt: skip
+            consumer.subscribe("orders")
+            async with consumer:
+                await send(session, queue, b"0")
+                assert [message.body for message in await consumer.poll(DEADLINE_S)] == [b"0"]
+                has_begun.set()
+                for body in (b"1", b"2", b"3"):
+                    await send(session, queue, body)
+                    assert [message.body for message in await consumer.poll(DEADLINE_S)] == [body]
+                await eventually(lambda: not any(left.values()))
+                await send(session, queue, b"4")
+                assert [message.body for message in await consumer.poll(DEADLINE_S)] == [b"4"]
+                offset = 0
+                async with asyncio.timeout(DEADLINE_S):
+                    while offset < 4:
+                        offset = await consumer.committed(queue) or 0
+                        await asyncio.sleep(0.01)
+
+    has_begun = asyncio.Event()
+    asyncio.run(main())
 
 
 def test_paused_queues_do_not_starve_the_others() -> None:

@@ -134,6 +134,20 @@ def test_too_much_without_a_commit_is_said(caplog: pytest.LogCaptureFixture) -> 
     asyncio.run(run())
 
 
+def test_too_many_bytes_without_a_commit_are_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with LocalCluster(topics={"orders": 1}) as cluster:
+            await fill(cluster, *[b"x" * 600] * 8)
+            inbox = Inbox()
+            with caplog.at_level(logging.WARNING, "skylark.client"):
+                async with consumer_of(cluster, inbox, limits=Limits(size_bytes=2000), pull_batch_size=1):
+                    await inbox.wait(4)
+                    await eventually(lambda: "4 messages of orders-0 at broker-a wait for a commit" in caplog.text)
+            assert len(inbox.bodies) == 4
+
+    asyncio.run(run())
+
+
 def test_only_orderly_consumers_that_pull_may_leave_it_to_the_listener() -> None:
     for options in ({}, {"orderly": True, "mode": "pop"}):
         with pytest.raises(InvalidMessage, match="auto_commit can be off for orderly consumers that pull"):

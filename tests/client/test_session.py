@@ -181,7 +181,8 @@ def test_members_are_told_to_the_brokers() -> None:
             await session.routes.get("orders")
             await session.add_producer("makers")
             await session.add_producer("makers")
-            await session.add_consumer(Member())
+            member = Member()
+            await session.add_consumer(member)
             last = beats(broker)[-1]
             assert last.client_id == session.client_id
             assert [data.group_name for data in last.producer_data_set] == ["makers"]
@@ -189,8 +190,9 @@ def test_members_are_told_to_the_brokers() -> None:
             with pytest.raises(RocketMQError, match="session of its own"):
                 await session.add_consumer(Member())
             await session.remove_producer("makers")
-            await session.remove_consumer("billing")
-            await session.remove_consumer("billing")
+            await session.remove_consumer(Member())  # not the one that joined
+            await session.remove_consumer(member)
+            await session.remove_consumer(member)
             await session.remove_producer("makers")
             left = [frame.fields for frame in broker.others if frame.code == RequestCode.UNREGISTER_CLIENT]
             assert left == [

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from client.inbox import DEADLINE_S, numbered
 from client.plain import send
+from skylark.client import popping
+from skylark.client.errors import InvalidMessage
 from skylark.client.message import Message
+from skylark.client.receipts import Receipts
 from skylark.client.session import Session
 from skylark.client.simple_consumer import SimpleConsumer
 from skylark.testing import LocalCluster
 from skylark.wire.bodies import MessageQueue
+from skylark.wire.pop import FROM_MIN
 
 
 @asynccontextmanager
@@ -109,3 +114,57 @@ def test_an_extension_does_not_overtake_an_acknowledgement(first: str) -> None:
             assert (await next_of(other)).body == b"marker"
 
     asyncio.run(main())
+
+
+def test_an_acknowledgement_waits_for_every_extension_that_began_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ack([a, b])` waits for one of b; one of a begins; both handles are the new ones then."""
+
+    async def main() -> None:
+        may_answer = {"a": asyncio.Event(), "b": asyncio.Event()}
+        acknowledged: list[str] = []
+
+        async def change(_: object, group: str, message: Message, *args: object, counts: bool) -> None:
+            await may_answer[message.body.decode()].wait()
+            message.receipt_handle += " anew"
+
+        async def ack(_: object, group: str, messages: Sequence[Message], timeout_s: float) -> None:
+            acknowledged.extend(message.receipt_handle for message in messages)
+
+        monkeypatch.setattr(popping, "change_invisible", change)
+        monkeypatch.setattr(popping, "ack", ack)
+        a, b = (Message(topic="t", body=name.encode(), receipt_handle=name) for name in "ab")
+        receipts = Receipts(None, "g", 1.0)  # type: ignore[arg-type]
+        extending = [asyncio.create_task(receipts.extend(b, 1000))]
+        await asyncio.sleep(0)
+        acking = asyncio.create_task(receipts.ack([a, b]))
+        await asyncio.sleep(0)
+        extending.append(asyncio.create_task(receipts.extend(a, 1000)))
+        await asyncio.sleep(0)
+        may_answer["b"].set()
+        await extending[0]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not acknowledged
+        may_answer["a"].set()
+        await asyncio.gather(*extending, acking)
+        assert acknowledged == ["a anew", "b anew"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"group": "DEFAULT_CONSUMER"}, "give the group a name"),
+        ({"fifo": "no"}, "fifo is 'no'"),
+        ({"invisible_s": "30"}, "invisible_s is '30'"),
+        ({"from_where": "FIRST"}, "from_where is 'FIRST'"),
+    ],
+)
+def test_options_that_can_not_work_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidMessage, match=what):
+        SimpleConsumer(**{"group": "g"} | options)
+
+
+def test_rocketmqs_names_mean_the_same() -> None:
+    assert SimpleConsumer(group="g", from_where="CONSUME_FROM_FIRST_OFFSET")._init_mode == FROM_MIN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from skylark.client.crew import Worker
 from skylark.client.errors import RocketMQError
 from skylark.client.failing import Failures
 from skylark.client.holding import Holding
@@ -56,7 +57,9 @@ class Commits:
     def part(self, owned: Owned) -> None:
         """The last commit of a queue that is given up, in the background."""
         if self._is_automatic:
-            task = asyncio.get_running_loop().create_task(self._commit_quietly(owned))
+            task = Worker(
+                self._commit_quietly(owned), loop=asyncio.get_running_loop(), name=f"last commit of {owned.queue}"
+            )
             self._partings.add(task)
             task.add_done_callback(self._partings.discard)
 

@@ -55,14 +55,14 @@ def make_id(ip: str, instance: str, unit: str | None) -> str:
 
 def register(session: Session) -> None:
     """The session begins to run. Raises RocketMQError if another one runs under its id at the same servers."""
-    servers = set(session.name_servers)
+    servers = session.places
     with _guard:
         for other in _running:
             if (
                 other is not session
                 and other.client_id == session.client_id
                 and other.is_alive
-                and not servers.isdisjoint(other.name_servers)
+                and not servers.isdisjoint(other.places)
             ):
                 raise RocketMQError(
                     f"a session with the client id {session.client_id} runs in this process already, and brokers would "

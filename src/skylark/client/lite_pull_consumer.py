@@ -21,20 +21,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Self
+from functools import partial
+from typing import Final, Self
 
 from skylark.client.addresses import NameServers
 from skylark.client.allocate import Strategy, average
 from skylark.client.committing import Commits
-from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.crew import Crew
+from skylark.client.errors import BrokerError, ClientClosed, RocketMQError
 from skylark.client.failing import Failures
 from skylark.client.holding import Holding, current_holder
+from skylark.client.lives import Life
 from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
+from skylark.client.options import (
+    LEAST_S,
+    check_callback,
+    check_consumer_group,
+    check_count,
+    check_flag,
+    check_seconds,
+    check_texts,
+    check_trace,
+)
 from skylark.client.pull_consumer import MAX_PULL, PullConsumer
-from skylark.client.pulling import Limits
+from skylark.client.pulling import Limits, check_limits
 from skylark.client.queue_reading import QueueReading
 from skylark.client.queue_sharing import QueueSharing, look_at
 from skylark.client.read_ahead import Hand, Owned, ReadAhead
@@ -56,21 +69,6 @@ MAX_HAND: Final = 256
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _check_options(
-    pull_batch_size: int,
-    limits: Limits,
-    max_cached_messages: int,
-    commit_interval_s: float,
-    rebalance_interval_s: float,
-) -> None:
-    if not 1 <= pull_batch_size <= MAX_PULL:
-        raise InvalidMessage(f"pull_batch_size is {pull_batch_size}; a pull takes 1 to {MAX_PULL} messages")
-    if min(limits.messages, limits.size_bytes, max_cached_messages) < 1:
-        raise InvalidMessage("limits and max_cached_messages leave no room for a message: 1 is the least")
-    if not (commit_interval_s > 0 and rebalance_interval_s > 0):
-        raise InvalidMessage("commit_interval_s and rebalance_interval_s must be above 0")
 
 
 class LitePullConsumer:
@@ -105,10 +103,18 @@ class LitePullConsumer:
         """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
         self._namespace = self._session.namespace
+        check_consumer_group(group)
         group = self._namespace.wrap(group)
         check_group(group)
-        limits = limits or Limits()
-        _check_options(pull_batch_size, limits, max_cached_messages, commit_interval_s, rebalance_interval_s)
+        limits = Limits() if limits is None else limits
+        check_flag("auto_commit", auto_commit)
+        check_count("pull_batch_size", pull_batch_size, 1, MAX_PULL)
+        check_limits(limits)
+        check_count("max_cached_messages", max_cached_messages, 1)
+        check_seconds("commit_interval_s", commit_interval_s, LEAST_S)
+        check_seconds("rebalance_interval_s", rebalance_interval_s, LEAST_S)
+        check_callback("strategy", strategy, "client", "queues", "members")
+        check_trace(trace)
         self.group = group
         self._tracer = open_tracer(self._session, group, "CONSUME", trace)
         self._reader = PullConsumer(group=group, session=self._session, request_timeout_s=request_timeout_s)
@@ -151,7 +157,8 @@ class LitePullConsumer:
             interval_s=rebalance_interval_s,
             own=self._own_share,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._crew = Crew(f"group {group}")
+        self._life = Life(f"group {group}", self._end)
 
     # Life.
 
@@ -163,40 +170,44 @@ class LitePullConsumer:
             raise ClientClosed("a consumer is started once; make another one")
         await self._reader.start()
         self._started = True
-        try:
-            if self._tracer is not None:
-                await self._tracer.start()
-            await self._check_filters()
-            self._spawn(self._commits.run())
-            self._own(None, self._assigned)
-            if self._subscriptions:
-                self._keep_balanced(await self._sharing.share())
-        except BaseException:
-            await self.close()
-            raise
+        if not self._subscriptions and not self._assigned:
+            log.warning("group %s starts without a topic, and gets nothing until it subscribes or assigns", self.group)
+        await self._life.begin(self._begin_all)
+
+    async def _begin_all(self) -> None:
+        if self._tracer is not None:
+            await self._tracer.start()
+        await self._check_filters()
+        self._crew.hire(self._commits.run, "committing", until=lambda: self._closed)
+        self._own(None, self._assigned)
+        if self._subscriptions:
+            self._keep_balanced(await self._sharing.share())
 
     async def close(self) -> None:
         """Commits what is settled, unless `auto_commit` is off, and leaves the group.
 
         What was handed out last comes again, to whoever reads the queue then, unless you asked for more or called
-        `commit`.
+        `commit`. Whoever gives up waiting does not stop the closing.
         """
-        if not self._started:
+        if not self._started and not self._closed:
             return
+        self._session.check_home()
+        await self._life.end()
+
+    async def _end(self) -> None:
         self._started, self._closed = False, True
         self._reading.is_closing = True
         self._ahead.arrived.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._holding.forget()
-        self._revoke(list(self._ahead.owned.values()))
-        await self._commits.parted()
-        await self._sharing.leave()
-        if self._tracer is not None:
-            await self._tracer.close()
-        await self._reader.close()
+        try:
+            await self._crew.end()
+            self._holding.forget()
+            self._revoke(list(self._ahead.owned.values()))
+            await self._commits.parted()
+            await self._sharing.leave()
+            if self._tracer is not None:
+                await self._tracer.close()
+        finally:
+            await self._reader.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -206,16 +217,6 @@ class LitePullConsumer:
         if kind is None:
             self._holding.settle(current_holder())
         await self.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("group %s: something went wrong in the background", self.group, exc_info=error)
 
     async def _check_filters(self) -> None:
         """Has a broker look at each SQL expression; one that can't be asked is no reason not to start."""
@@ -233,6 +234,7 @@ class LitePullConsumer:
 
     def subscribe(self, topic: str, tag: str = ALL, *, sql: str | None = None) -> None:
         """Shares the queues of a topic with the other members of the group, which must subscribe to the same."""
+        check_texts(topic=topic, tag=tag)
         topic = self._namespace.wrap(topic)
         check_topic(topic)
         if self._assigned:
@@ -449,7 +451,7 @@ class LitePullConsumer:
     def _keep_balanced(self, balanced: bool) -> None:
         if not self._is_balancing:
             self._is_balancing = True
-            self._spawn(self._sharing.run(balanced))
+            self._crew.hire(partial(self._sharing.run, balanced), "sharing of queues", until=lambda: self._closed)
 
     def _own_share(self, topic: str, share: Iterable[MessageQueue]) -> None:
         self._own(topic, dict.fromkeys(share, self._subscriptions[topic]))
@@ -471,7 +473,9 @@ class LitePullConsumer:
 
     def _begin(self, owned: Owned) -> None:
         self._ahead.add(owned)
-        owned.task = asyncio.get_running_loop().create_task(self._reading.run(owned))
+        owned.task = self._crew.hire(
+            partial(self._reading.run, owned), f"reading of {owned.queue}", until=lambda: owned.is_dropped
+        )
 
     def _revoke(self, revoked: list[Owned]) -> None:
         """Ends owned queues; what is done of them is committed on the way out."""
@@ -502,6 +506,7 @@ class LitePullConsumer:
     def _check_started(self) -> None:
         if not self._started:
             raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
+        self._session.check_home()
 
 
 def _is_same_filter(one: Subscription, other: Subscription) -> bool:

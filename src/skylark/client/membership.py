@@ -20,7 +20,7 @@ from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.calling import call
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
-from skylark.client.crew import Crew
+from skylark.client.crew import Crew, Worker
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.filter_classes import FilterClass, upload
 from skylark.client.listening import ConsumeHook, Handlers, Listener, Listening, Outcome
@@ -155,7 +155,6 @@ class Membership:
             pops=self.pops,
         )
         self._rebalance_wanted = asyncio.Event()
-        self._has_joined = False
         self._rates = Rates(steady_ms())
         self._tasks: set[asyncio.Task[None]] = set()
         self._rebalancing: asyncio.Task[None] | None = None
@@ -174,7 +173,7 @@ class Membership:
             if options.auto_commit:
                 build: Callable[..., OrderlyConsumption] = OrderlyConsumption
             else:
-                build = partial(CommittedByListener, max_open=options.limits.messages)
+                build = partial(CommittedByListener, limits=options.limits)
             return build(
                 self._listening,
                 self.offsets,
@@ -262,7 +261,7 @@ class Membership:
         self.consumption.start()
         if self._pop_consumption is not None:
             self._pop_consumption.start()
-        await self._join()
+        await self._session.add_consumer(self)
         balanced = await self._rebalance.run()
         self._rebalancing = self._crew.hire(
             partial(self._rebalance_forever, balanced), "rebalancing", until=lambda: self._is_stopping
@@ -271,14 +270,6 @@ class Membership:
         self._crew.hire(self._upload_forever, "uploading of filter classes")
         if self._has_locks:
             self._crew.hire(self._lock_forever, "renewal of locks")
-
-    async def _join(self) -> None:
-        self._has_joined = True
-        try:
-            await self._session.add_consumer(self)
-        except RocketMQError:
-            self._has_joined = False  # and so it must not leave: another consumer is the group's member here
-            raise
 
     def halt(self) -> None:
         """Calls the listener no more."""
@@ -303,8 +294,7 @@ class Membership:
         await self._try("end its listeners", self.consumption.stop(self._options.shutdown_timeout_s))
         await self._crew.end()
         await self._try("commit", self._rebalance.close())
-        if self._has_joined:
-            await self._try("leave the group", self._session.remove_consumer(self._group))
+        await self._try("leave the group", self._session.remove_consumer(self))
         self._listening.close()
 
     async def _try(self, what: str, step: Awaitable[None]) -> None:
@@ -408,7 +398,7 @@ class Membership:
         if self._is_stopping:
             work.close()
             return
-        task = asyncio.create_task(work)
+        task = Worker(work, loop=asyncio.get_running_loop(), name=f"change of {self._group}")
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

@@ -25,6 +25,7 @@ from skylark.client.assignment import Assignment
 from skylark.client.consuming import OrderlyConsumption
 from skylark.client.listening import Outcome
 from skylark.client.message import Message
+from skylark.client.pulling import Limits
 
 log = logging.getLogger(__name__)
 
@@ -32,30 +33,35 @@ log = logging.getLogger(__name__)
 class CommittedByListener(OrderlyConsumption):
     """One task a queue, which goes on behind what is open."""
 
-    def __init__(self, *args: Any, max_open: int, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._max_open = max_open
+        self._limits = limits
+        self._full: set[Assignment] = set()  # of which it was said that nothing more is read
         self._open: dict[Assignment, list[Message]] = {}  # the first messages of each buffer, in order
 
     def begin(self, assignment: Assignment) -> None:
         self._open = {each: messages for each, messages in self._open.items() if not each.ended}
+        self._full = {each for each in self._full if not each.ended}
         super().begin(assignment)
 
     def _waiting(self, assignment: Assignment) -> list[Message]:
         count = len(self._open.get(assignment, ()))
-        return assignment.buffer.first(count + self._batch_size)[count:]
+        waiting = assignment.buffer.first(count + self._batch_size)[count:]
+        if not waiting and assignment not in self._full and assignment.buffer.is_full(self._limits):
+            self._full.add(assignment)
+            log.warning(
+                "%d messages of %r wait for a commit of the listener, and no more are read: it must commit earlier, or "
+                "the consumer needs wider limits", count, assignment,
+            )  # fmt: skip
+        return waiting
 
     def _done(self, assignment: Assignment, messages: list[Message], outcome: Outcome) -> None:
         taken = self._open.setdefault(assignment, [])
         taken += messages
         if outcome.commits:
             del self._open[assignment]
+            self._full.discard(assignment)
             self._finish(assignment, taken)
-        elif len(taken) - len(messages) < self._max_open <= len(taken):
-            log.warning(
-                "%d messages of %r wait for a commit of the listener, and no more are read: it must commit earlier, or "
-                "the consumer needs wider limits", len(taken), assignment,
-            )  # fmt: skip
 
     def _rolled_back(self, assignment: Assignment) -> None:
         self._open.pop(assignment, None)

@@ -20,9 +20,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError
+from skylark.client.errors import BrokerError, InvalidMessage, NotReachable, RequestTimeout, RocketMQError
 from skylark.client.filter_classes import choose_server
 from skylark.client.message import Message
+from skylark.client.options import check_count
 from skylark.client.reading import read_messages
 from skylark.client.session import Session
 from skylark.client.subscriptions import wants
@@ -46,6 +47,7 @@ MAX_IDLE_S: Final = 120.0
 
 _FIRST_ERROR_WAIT_S: Final = 0.1
 
+_MAX_HELD: Final = 65535
 _COMMIT_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
 _BRINGS_SUBSCRIPTION: Final = 4
@@ -66,6 +68,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 1000
     size_bytes: int = 100 * 1024 * 1024
     span: int = 2000
+
+
+def check_limits(limits: object) -> None:
+    if not isinstance(limits, Limits):
+        raise InvalidMessage(f"limits is {limits!r}; it must be skylark.client.pulling.Limits")
+    check_count("limits.messages", limits.messages, 1, _MAX_HELD)
+    check_count("limits.size_bytes", limits.size_bytes, 1)
+    check_count("limits.span", limits.span, 1)
 
 
 class Buffer:

@@ -18,11 +18,10 @@ from skylark.client.options import (
     check_seconds,
 )
 from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
-from skylark.client.pulling import Limits
+from skylark.client.pulling import check_limits
 
 MAX_BATCH: Final = 1024
 MAX_CONCURRENCY: Final = 1000
-_MAX_HELD: Final = 65535
 _MAX_PULL_INTERVAL_S: Final = 65.535
 
 
@@ -49,14 +48,6 @@ def check_push_options(options: Options) -> None:
         raise InvalidMessage("auto_commit can be off for orderly consumers that pull; give orderly=True")
     if options.mode != "pull" and options.is_broadcasting:
         raise InvalidMessage(f"a broadcasting consumer pulls by itself; its mode can't be {options.mode!r}")
-
-
-def check_limits(limits: object) -> None:
-    if not isinstance(limits, Limits):
-        raise InvalidMessage(f"limits is {limits!r}; it must be skylark.client.pulling.Limits")
-    check_count("limits.messages", limits.messages, 1, _MAX_HELD)
-    check_count("limits.size_bytes", limits.size_bytes, 1)
-    check_count("limits.span", limits.span, 1)
 
 
 def check_listener(listener: Listener, *, takes_batches: bool) -> None:

@@ -66,9 +66,8 @@ class QueueSharing:
 
     async def leave(self) -> None:
         """Leaves the group, if this member is in it."""
-        if self._has_joined:
-            self._has_joined = False
-            await self._session.remove_consumer(self._member.group)
+        self._has_joined = False
+        await self._session.remove_consumer(self._member)
 
     async def run(self, balanced: bool) -> None:
         """Goes on for ever; `balanced` says how the last sharing went."""
@@ -118,12 +117,8 @@ class QueueSharing:
             await self._join()
 
     async def _join(self) -> None:
-        self._has_joined = True  # also if this is cancelled in the midst of it
-        try:
-            await self._session.add_consumer(self._member)
-        except RocketMQError:
-            self._has_joined = False  # another consumer is the group's member here, and stays so
-            raise
+        await self._session.add_consumer(self._member)
+        self._has_joined = True
 
     async def _share_topic(self, topic: str) -> bool:
         route = await self._session.routes.get(topic)

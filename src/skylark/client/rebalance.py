@@ -18,7 +18,7 @@ from typing import Final
 from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.calling import call
-from skylark.client.crew import CANCEL_WAIT_S
+from skylark.client.crew import CANCEL_WAIT_S, Worker
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.locking import QueueLocks
 from skylark.client.offsets import Offsets
@@ -148,7 +148,9 @@ class Rebalance:
         leaving = [assignment for assignment in lost if self._assignments.begin_leaving(assignment)]
         if self._locks is not None:
             for assignment in leaving:
-                task = asyncio.create_task(self._release(assignment))
+                task = Worker(
+                    self._release(assignment), loop=asyncio.get_running_loop(), name=f"release of {assignment!r}"
+                )
                 self._releases.add(task)
                 task.add_done_callback(self._releases.discard)
         elif leaving:

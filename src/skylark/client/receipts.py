@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from skylark.client import popping
+from skylark.client.crew import Worker
 from skylark.client.errors import RocketMQError
 from skylark.client.message import Message
 from skylark.client.session import Session
@@ -34,8 +35,9 @@ class Receipts:
 
     async def ack(self, messages: Sequence[Message]) -> None:
         """Says that messages are done. Raises RocketMQError."""
-        for message in messages:
-            await self._let_extend(message)
+        while any(message.receipt_handle in self._extensions for message in messages):  # also one that just began
+            for message in messages:
+                await self._let_extend(message)
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         handles = [message.receipt_handle for message in messages]
         self._acks |= dict.fromkeys(handles, outcome)
@@ -60,7 +62,8 @@ class Receipts:
             if await asyncio.shield(ack):
                 return False
         handle = message.receipt_handle
-        task = asyncio.create_task(self._extend(message, invisible_ms, counts))
+        work = self._extend(message, invisible_ms, counts)
+        task = Worker(work, loop=asyncio.get_running_loop(), name=f"extension of {message.msg_id}")
         self._extensions[handle] = task
         task.add_done_callback(lambda done: self._extended(handle, done))
         await asyncio.shield(task)  # once it has left, it counts

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from skylark.client.crew import Worker
 from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -212,12 +213,19 @@ class Routes:
         """Asks the name servers; those who want the same route at the same time share one request."""
         task = self._fetches.get(topic)
         if task is None:
-            task = self._fetches[topic] = asyncio.create_task(self._ask_for(topic))
+            task = self._fetches[topic] = Worker(
+                self._ask_for(topic), loop=asyncio.get_running_loop(), name=f"route of {topic}"
+            )
             task.add_done_callback(lambda done: self._fetched(topic, done))
         return await asyncio.shield(task)
 
+    def begin_anew(self) -> None:
+        """What is being asked for is not for who comes from now on: its connections are closed."""
+        self._fetches = {}
+
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
-        self._fetches.pop(topic, None)
+        if self._fetches.get(topic) is task:
+            del self._fetches[topic]
         if not task.cancelled():
             task.exception()  # looked at, so that nobody complains when all who waited have given up
 

@@ -8,23 +8,21 @@
     producer = Producer(session=session)
 
 They see what goes to name servers and brokers: sends, pulls, heartbeats, commits. They are called on the event loop and
-must not block. What one of them raises is logged, and the request goes on without it.
+must not block. What one of them raises is logged, and the request goes on as if that one had not been called.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from skylark.client.calling import call
+from skylark.client.errors import CallbackFailed
 from skylark.net.connection import Connection, Settle
 from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
-
-# What is no Exception would end the connection, or the loop, in which a hook is called.
-_ANYTHING: Final = (Exception, asyncio.CancelledError, SystemExit, GeneratorExit)
 
 
 class RpcHook:
@@ -44,21 +42,29 @@ class RpcHooks:
         self._hooks = hooks
 
     def before(self, request: Frame, connection: Connection) -> None:
-        request.fields = dict(request.fields)  # a request may share them with others
         for hook in self._hooks:
-            try:
-                hook.before_request(repr(connection), request)
-            except _ANYTHING:
-                log.exception("%r failed before a request", hook)
+            given = request.fields
+            request.fields = dict(given)  # a request may share them with others
+            if not _went_well(hook, "before", hook.before_request, repr(connection), request):
+                request.fields = given
 
     def after(self, request: Frame, settle: Settle, connection: Connection) -> Settle:
         def answered(answer: Frame | ConnectionError) -> None:
             if isinstance(answer, Frame):
                 for hook in self._hooks:
-                    try:
-                        hook.after_response(repr(connection), request, answer)
-                    except _ANYTHING:
-                        log.exception("%r failed after a request", hook)
+                    _went_well(hook, "after", hook.after_response, repr(connection), request, answer)
             settle(answer)
 
         return answered
+
+
+def _went_well(hook: RpcHook, when: str, method: Callable[..., None], address: str, request: Frame, *more: Any) -> bool:
+    try:
+        call(method, address, request, *more)
+        wrong = [item for item in request.fields.items() if not all(isinstance(each, str) for each in item)]
+        if wrong:
+            raise CallbackFailed(f"it set the field {wrong[0]!r}; both must be a str")
+    except Exception:
+        log.exception("%r failed %s a request", hook, when)
+        return False
+    return True

@@ -24,6 +24,8 @@ from typing import Any, Final, Self
 
 from skylark.client import identity
 from skylark.client.addresses import LOOK_UP_INTERVAL_S, NameServers, locate, of_name_server
+from skylark.client.calling import is_cancelled
+from skylark.client.crew import Worker
 from skylark.client.dialogue import Dialogue
 from skylark.client.errors import (
     ClientClosed,
@@ -185,13 +187,14 @@ class Session:
         for task in tasks:
             task.cancel()
         self.dialogue.close()
+        self.routes.begin_anew()
         if pool is not None:
             pool.close()
         return tasks
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Work of this life, which ends with it."""
-        task = asyncio.create_task(work)
+        task = Worker(work, loop=asyncio.get_running_loop(), name=f"work of {self.client_id}")
         tasks = self._tasks
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -200,6 +203,11 @@ class Session:
     @property
     def is_running(self) -> bool:
         return self._pool is not None
+
+    @property
+    def places(self) -> set[str]:
+        """Where its name servers are, or who tells that: two sessions that share one are at the same servers."""
+        return {*self.name_servers, *([self._address_server.url] if self._address_server is not None else [])}
 
     @property
     def is_alive(self) -> bool:
@@ -394,7 +402,9 @@ class Session:
         pool = self._running_pool()
         dial = self._dials.get(address)
         if dial is None:
-            dial = self._dials[address] = asyncio.create_task(self._dial(address, pool))
+            dial = self._dials[address] = Worker(
+                self._dial(address, pool), loop=asyncio.get_running_loop(), name=f"dial of {address}"
+            )
             dial.add_done_callback(partial(_dialled, self._dials, address))
         try:
             async with asyncio.timeout(timeout_s):
@@ -450,8 +460,10 @@ class Session:
             )
         self._checkers[group] = check
 
-    def remove_checker(self, group: str) -> None:
-        self._checkers.pop(group, None)
+    def remove_checker(self, group: str, check: TransactionCheck) -> None:
+        """Does nothing if another one answers for the group."""
+        if self._checkers.get(group) == check:
+            del self._checkers[group]
 
     async def add_consumer(self, member: ConsumerMember) -> None:
         """Joins the group, or, if it raises or is cancelled, does not.
@@ -466,13 +478,17 @@ class Session:
         try:
             await self.heartbeat()
         except BaseException:
-            await self.remove_consumer(member.group)
+            await self.remove_consumer(member)
             raise
 
-    async def remove_consumer(self, group: str) -> None:
-        """Leaves the group. It is left at once, and the brokers hear of it even if the wait for them is cancelled."""
-        if self._consumers.pop(group, None) is not None:
-            await self._unregister(UnregisterClient(self.client_id, consumer_group=group))
+    async def remove_consumer(self, member: ConsumerMember) -> None:
+        """Leaves the group, unless another is the group's member here by now.
+
+        It is left at once, and the brokers hear of it even if the wait for them is cancelled.
+        """
+        if self._consumers.get(member.group) is member:
+            del self._consumers[member.group]
+            await self._unregister(UnregisterClient(self.client_id, consumer_group=member.group))
 
     async def heartbeat(self) -> None:
         """Tells every known broker which groups this client is in. Call it when a subscription changes."""
@@ -566,5 +582,9 @@ async def every(interval_s: float, action: Callable[[], Coroutine[Any, Any, None
         await asyncio.sleep(interval_s)
         try:
             await action()
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            log.exception("a task that runs every %g s was ended by what it called", interval_s)
         except Exception:
             log.exception("a task that runs every %g s failed", interval_s)

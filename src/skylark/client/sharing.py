@@ -45,7 +45,7 @@ def _apply(
     strategy: Strategy, member: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> list[MessageQueue]:
     try:
-        share = list(call(strategy, member, list(queues), list(members)))
+        share = call(lambda: list(call(strategy, member, list(queues), list(members))))
     except Exception as e:
         raise CallbackFailed(f"the strategy {strategy!r} failed: {type(e).__name__}: {e}") from e
     strange = [each for each in share if each not in queues]

@@ -28,9 +28,11 @@ from typing import Any, Final, Literal, Self
 
 from skylark.client import popping
 from skylark.client.addresses import NameServers
+from skylark.client.crew import Crew, Worker
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.lives import Life
 from skylark.client.message import Message, MessageQueue
-from skylark.client.options import reconsume_times
+from skylark.client.options import check_consumer_group, check_flag, check_seconds, check_texts, reconsume_times
 from skylark.client.popping import (
     ANY_QUEUE,
     DEFAULT_RECONSUME_TIMES,
@@ -56,6 +58,12 @@ log = logging.getLogger(__name__)
 MAX_WAIT_S: Final = 3600.0
 _DEAD_LETTER_LEVEL: Final = -1
 _CLOSING_S: Final = 3.0
+_WHERE: Final = {
+    "last": FROM_MAX,
+    "first": FROM_MIN,
+    "CONSUME_FROM_LAST_OFFSET": FROM_MAX,
+    "CONSUME_FROM_FIRST_OFFSET": FROM_MIN,
+}
 _STALE: Final = 1 / 8
 """Who gets a message has more of its time than what this leaves."""
 _DUE: Final = 1 / 2
@@ -84,7 +92,7 @@ class SimpleConsumer:
         *,
         session: Session | None = None,
         fifo: bool = False,
-        from_where: Literal["last", "first"] = "last",
+        from_where: Literal["last", "first", "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_FIRST_OFFSET"] = "last",
         invisible_s: float = 30.0,
         max_reconsume_times: int = DEFAULT_RECONSUME_TIMES,
         request_timeout_s: float = 3.0,
@@ -100,15 +108,17 @@ class SimpleConsumer:
         """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
         self._namespace = self._session.namespace
+        check_consumer_group(group)
         group = self._namespace.wrap(group)
         check_group(group)
-        if from_where not in ("last", "first"):
+        check_flag("fifo", fifo)
+        if (where := _WHERE.get(from_where)) is None:
             raise InvalidMessage(f"from_where is {from_where!r}; a simple consumer takes 'last' or 'first'")
         times = reconsume_times(max_reconsume_times)
         max_reconsume_times = DEFAULT_RECONSUME_TIMES if times is None else times
         self.group = group
         self._fifo = fifo
-        self._init_mode = FROM_MIN if from_where == "first" else FROM_MAX
+        self._init_mode = where
         self._invisible_ms = _invisible_ms(invisible_s, MIN_INVISIBLE_S)
         self._max_times = max_reconsume_times
         self._timeout_s = request_timeout_s
@@ -121,7 +131,8 @@ class SimpleConsumer:
         self._iterated: deque[Caught] = deque()
         self._receipts = Receipts(self._session, group, request_timeout_s)
         self._shortest_ms = self._invisible_ms
-        self._renewing: asyncio.Task[None] | None = None
+        self._crew = Crew(f"group {group}")
+        self._life = Life(f"group {group}", self._end)
         self._is_running = False
         self._is_closed = False
         self._has_joined = False
@@ -136,21 +147,35 @@ class SimpleConsumer:
             raise ClientClosed("a consumer is started once; make another one")
         await self._session.acquire()
         self._is_running = True
-        try:
-            await self._follow_subscriptions()
-        except BaseException:
-            await self.close()
-            raise
-        self._renewing = asyncio.create_task(self._renew_forever())
+        await self._life.begin(self._begin)
+
+    async def _begin(self) -> None:
+        await self._follow_subscriptions()
+        self._crew.hire(self._renew_forever, "renewing", until=lambda: self._is_closed)
 
     async def close(self) -> None:
-        """Leaves the group. What was received and not acknowledged can still be acknowledged by another consumer."""
-        if not self._is_running:
+        """Leaves the group. What was received and not acknowledged can still be acknowledged by another consumer.
+
+        Whoever gives up waiting does not stop the closing.
+        """
+        if not self._is_running and not self._is_closed:
             return
+        self._session.check_home()
+        await self._life.end()
+
+    async def _end(self) -> None:
         self._is_running, self._is_closed = False, True
         self._sources.changed.set()
-        if self._renewing is not None:
-            self._renewing.cancel()
+        try:
+            await self._crew.end()
+            await self._settle_all()
+        finally:
+            try:
+                await self._session.remove_consumer(self)
+            finally:
+                await self._session.release()
+
+    async def _settle_all(self) -> None:
         await self._sources.close(_CLOSING_S)
         # What nobody received after all need not wait until its time is over.
         now_s = asyncio.get_running_loop().time()
@@ -161,9 +186,6 @@ class SimpleConsumer:
             await asyncio.wait(self._chores, timeout=_CLOSING_S)
         for chore in self._chores:
             chore.cancel()
-        if self._has_joined:
-            await self._session.remove_consumer(self.group)
-        await self._session.release()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -175,6 +197,7 @@ class SimpleConsumer:
     def _check_running(self) -> None:
         if not self._is_running:
             raise ClientClosed("the consumer is not started, or closed already; use it within `async with`")
+        self._session.check_home()
 
     # What to receive.
 
@@ -183,6 +206,7 @@ class SimpleConsumer:
 
         All members of a group must subscribe to the same.
         """
+        check_texts(topic=topic, tag=tag)
         topic = self._namespace.wrap(topic)
         check_topic(topic)
         self._subscriptions[topic] = build_subscription(topic, tag=tag, sql=sql, version=_now_ms())
@@ -417,7 +441,7 @@ class SimpleConsumer:
             log.debug("message %s comes again when its time is over: %s", message.msg_id, e)
 
     def _spawn(self, chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(chore)
+        task = Worker(chore, loop=asyncio.get_running_loop(), name=f"chore of {self.group}")
         self._chores.add(task)
         task.add_done_callback(self._chore_done)
         return task
@@ -474,8 +498,7 @@ def _now_ms() -> int:
 
 
 def _invisible_ms(invisible_s: float, least_s: float) -> int:
-    if not least_s <= invisible_s <= MAX_INVISIBLE_S:
-        raise InvalidMessage(f"invisible_s is {invisible_s:g}; it must be between {least_s:g} and {MAX_INVISIBLE_S:g}")
+    check_seconds("invisible_s", invisible_s, least_s, MAX_INVISIBLE_S)
     return round(invisible_s * 1000)
 
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
+from skylark.client.crew import Worker
 from skylark.client.errors import BrokerError, RocketMQError
 from skylark.client.message import Message
 from skylark.client.popping import Popped, new_attempt
@@ -186,7 +187,7 @@ class Sources:
         return next((each for each in failures if isinstance(each, BrokerError)), failures[0])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = Worker(work, loop=asyncio.get_running_loop(), name="receiving")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
