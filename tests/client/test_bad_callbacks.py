@@ -26,11 +26,12 @@ from client.plain import send
 from client.test_push_consumer import QUICK_RETRIES
 from client.test_transactions import QUICKLY, until_delivered
 from skylark import sync
-from skylark.client import allocate, consuming, membership
+from skylark.client import allocate, consuming, membership, queue_sharing
 from skylark.client.errors import CallbackFailed
 from skylark.client.listening import ConsumeContext, ConsumeHook
+from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import Message, MessageQueue
-from skylark.client.producer import SendHook
+from skylark.client.producer import Producer, SendHook
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.sending import SendContext
 from skylark.client.session import Session
@@ -270,6 +271,24 @@ def test_a_filter_or_strategy_that_cancels_the_task_it_runs_in(caplog: pytest.Lo
     asyncio.run(main())
     assert "pull orders-0 at broker-a: it was to be cancelled by what it called" in caplog.text
     assert "start of g: it was to be cancelled by what it called" in caplog.text
+
+
+def test_strategies_of_those_who_ask(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_sharing, "UNBALANCED_PAUSE_S", 0.01)
+    strategy = AtFirst(allocate.average, None, "some", [1], 7)
+
+    async def main() -> None:
+        async with LocalCluster(topics={"orders": 1}) as cluster, Producer(cluster.name_servers) as producer:
+            consumer = LitePullConsumer(cluster.name_servers, "g", from_where="first", strategy=strategy)
+            consumer.subscribe("orders")
+            async with consumer:
+                await producer.send("orders", b"m")
+                assert [message.body for message in await consumer.poll(DEADLINE_S)] == [b"m"]
+                assert consumer.failures() == []
+
+    asyncio.run(main())
+    assert strategy.is_over
+    assert "sharing the queues of orders failed, and is tried again: the strategy" in caplog.text
 
 
 def test_hooks_and_selectors_of_senders(caplog: pytest.LogCaptureFixture) -> None:

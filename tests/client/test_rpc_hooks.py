@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from client.inbox import DEADLINE_S, eventually
+from client.misbehaving import RAISED
 from client.scripted import refuses, scripted_cluster
+from skylark.client import session as session_module
 from skylark.client.errors import BrokerError, InvalidMessage
 from skylark.client.producer import Producer
 from skylark.client.rpc_hooks import RpcHook
@@ -76,3 +81,84 @@ def test_hooks_see_every_request_and_every_response(caplog: pytest.LogCaptureFix
 def test_what_is_no_hook_is_refused() -> None:
     with pytest.raises(InvalidMessage, match=r"rpc_hooks has .*before_request and after_response"):
         Session(rpc_hooks=[print])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("act", RAISED.values(), ids=RAISED)
+def test_what_a_hook_raises_changes_nothing(act: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(RpcHook):
+        def before_request(self, address: str, request: Frame) -> None:
+            request.fields["Half"] = "done"
+            act()
+
+        def after_response(self, address: str, request: Frame, response: Frame) -> None:
+            act()
+
+    async def run() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            Session(cluster.namesrv, rpc_hooks=[Raising()]) as session,
+            Producer(session=session, retries=0, timeout_s=DEADLINE_S) as producer,
+        ):
+            await producer.send("orders", b"x")
+            assert "Half" not in cluster.brokers[0].sends[0].fields
+
+    asyncio.run(run())
+    logged = [record.getMessage().rpartition(" failed ")[2] for record in caplog.records]
+    assert logged.count("before a request") == logged.count("after a request") >= 3
+
+
+def test_a_hook_that_sets_nonsense_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(RpcHook):
+        def before_request(self, address: str, request: Frame) -> None:
+            request.fields["Retries"] = 5  # type: ignore[assignment]
+
+    class Asynchronous(RpcHook):
+        async def before_request(self, address: str, request: Frame) -> None:  # type: ignore[override]
+            """Nobody waits for it."""
+
+    async def run() -> None:
+        hooks = [Wrong(), Asynchronous()]
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            Session(cluster.namesrv, rpc_hooks=hooks) as session,
+            Producer(session=session, retries=0, timeout_s=DEADLINE_S) as producer,
+        ):
+            await producer.send("orders", b"x")
+            assert "Retries" not in cluster.brokers[0].sends[0].fields
+
+    asyncio.run(run())
+    assert "it set the field ('Retries', 5)" in caplog.text
+    assert "is a coroutine function" in caplog.text
+
+
+def test_a_hook_that_cancels_the_task_it_runs_in_ends_no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "HEARTBEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(session_module, "ROUTE_INTERVAL_S", 0.01)
+    cancelled: dict[int, int] = {}
+    later: dict[int, int] = {}
+
+    class Cancelling(RpcHook):
+        def before_request(self, address: str, request: Frame) -> None:
+            task = asyncio.current_task()
+            if not has_begun.is_set() or task is None:
+                return
+            if cancelled.setdefault(request.code, 0) < 3:
+                cancelled[request.code] += 1
+                task.cancel()
+            else:
+                later[request.code] = later.get(request.code, 0) + 1
+
+    async def run() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            Session(cluster.namesrv, rpc_hooks=[Cancelling()]) as session,
+            Producer(session=session) as producer,
+        ):
+            await producer.send("orders", b"x")
+            has_begun.set()
+            wanted = {RequestCode.HEART_BEAT, RequestCode.GET_ROUTEINFO_BY_TOPIC}
+            await eventually(lambda: wanted <= later.keys())
+            has_begun.clear()
+
+    has_begun = asyncio.Event()
+    asyncio.run(run())
