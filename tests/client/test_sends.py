@@ -17,6 +17,7 @@ from client.scripted import never, refuses, scripted_cluster, stored
 from skylark.client import sync
 from skylark.client.errors import (
     BrokerError,
+    ClientClosed,
     InvalidMessage,
     NotReachable,
     OtherEventLoop,
@@ -440,3 +441,23 @@ def test_a_first_send_outlives_the_restart_of_the_name_server() -> None:
 def test_a_key_stays_one_key(key: str) -> None:
     message = Message(topic="t", body=b"b", properties=OutgoingMessage(b"b", key=[key, "c"]).to_properties())
     assert message.keys == [key, "c"]
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["in flight", "between attempts"])
+def test_a_close_that_nobody_waits_for_ends_what_is_on_its_way(is_answered: bool) -> None:
+    async def main() -> None:
+        async with scripted_cluster("a", orders=1) as cluster, Session(cluster.namesrv) as session:
+            [broker] = cluster.brokers
+            producer = Producer(session=session, timeout_s=LONG_S, retries=1000)
+            await producer.start()
+            broker.answer = refuses(ResponseCode.SYSTEM_BUSY) if is_answered else never
+            sending = asyncio.create_task(producer.send("orders", b"x"))
+            await eventually(lambda: bool(broker.sends))
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            with pytest.raises(ClientClosed, match="closed before message"):
+                await sending
+
+    asyncio.run(main())

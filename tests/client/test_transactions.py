@@ -239,3 +239,29 @@ def test_a_producer_that_is_started_again_is_asked_again(tmp_path: Path) -> None
             await until_delivered(broker, b"1", b"2")
 
     asyncio.run(run())
+
+
+def test_a_close_that_is_cancelled_while_a_checker_runs_is_a_close(tmp_path: Path) -> None:
+    async def run() -> None:
+        asked, may_end = asyncio.Event(), asyncio.Event()
+
+        async def checker(_: Message) -> bool:
+            asked.set()
+            while not may_end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            return True
+
+        async with live_broker(tmp_path, **QUICKLY) as broker, Session(broker.namesrv) as session:
+            producer = TransactionProducer(None, "shop", checker=checker, session=session)
+            await producer.start()
+            await producer.prepare("orders", b"m")
+            await asked.wait()
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            may_end.set()
+            assert (session._checkers, session._producers, session._users) == ({}, {}, 1)
+
+    asyncio.run(run())

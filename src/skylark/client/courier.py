@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from skylark.client.calling import call
 from skylark.client.crew import Worker
-from skylark.client.errors import BrokerError, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
+from skylark.client.errors import BrokerError, ClientClosed, NotReachable, RequestTimeout, RocketMQError, RouteNotFound
 from skylark.client.faults import Faults
 from skylark.client.message import MessageQueue, Receipt, SendStatus
 from skylark.client.routes import MAX_TOPICS, TopicRoute
@@ -85,15 +85,22 @@ class Courier:
         self._flying: set[Sending] = set()  # requests that wait for their answer
         self._tasks: set[asyncio.Task[None]] = set()  # retries and refreshes
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """After the last message has ended."""
+        """After the last message has ended. If nobody waits for that, the others end now."""
+        self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for sending in list(self._flying):
+            self._flying.discard(sending)
+            assert sending.connection is not None
+            sending.connection.forget(sending.opaque)
+            self._failed(sending, _closed_under(sending), can_retry=False)
 
     async def depart(self, sending: Sending) -> None:
         """Takes a slot and puts the message on its way; from here on, the future tells how it ends."""
@@ -138,7 +145,7 @@ class Courier:
                     self._finish(sending, None, error)
                     return
             except asyncio.CancelledError:
-                self._finish(sending, None, None)
+                self._finish(sending, None, _closed_under(sending) if self._is_closed else None)
                 raise
             except Exception as e:
                 self._finish(sending, None, e)
@@ -436,6 +443,10 @@ def as_timeout(sending: Sending) -> RequestTimeout:
     if not sending.tried:
         return RequestTimeout(f"no name server told in time where topic {sending.topic!r} is; nothing was sent")
     return RequestTimeout(f"message {sending.msg_id} was not sent at {sending.tried[-1]} before its time was over")
+
+
+def _closed_under(sending: Sending) -> ClientClosed:
+    return ClientClosed(f"the producer was closed before message {sending.msg_id} was acknowledged; it may be stored")
 
 
 def _is_away(error: RocketMQError | None) -> bool:

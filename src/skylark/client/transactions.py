@@ -191,10 +191,12 @@ class TransactionProducer(Producer):
     async def close(self) -> None:
         if self._courier is None:
             return
-        if self._checks is not None:
-            self.session.remove_checker(self.group, self._asked)
-            await self._checks.close()
-        await super().close()
+        try:
+            if self._checks is not None:
+                self.session.remove_checker(self.group, self._asked)
+                await self._checks.close()
+        finally:  # also when it is cancelled
+            await super().close()
 
     def transaction(
         self,
