@@ -72,6 +72,7 @@ class App:
 
     @property
     def session(self) -> Session:
+        """What all its consumers and producers share."""
         return self._session
 
     def consumer(

@@ -356,10 +356,12 @@ class LitePullConsumer:
         self._move(self._find(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Goes on at the oldest message that is still there."""
         self._find(queue)
         await self.seek(queue, await self._reader.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Goes on behind the last message."""
         self._find(queue)
         await self.seek(queue, await self._reader.max_offset(queue))
 
@@ -368,9 +370,11 @@ class LitePullConsumer:
         return self._find(queue).next_offset
 
     async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that is still there."""
         return await self._reader.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will have."""
         return await self._reader.max_offset(queue)
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime | int) -> int:
@@ -401,6 +405,7 @@ class LitePullConsumer:
             self._ahead.pause(owned)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Gives and reads messages of these queues again."""
         for owned in [self._find(queue) for queue in queues]:
             self._ahead.resume(owned)
 

@@ -74,6 +74,7 @@ class Message(msgspec.Struct, kw_only=True):
 
     @property
     def queue(self) -> MessageQueue:
+        """Where it was stored."""
         return MessageQueue(self.broker, self.queue_id, self.topic)
 
     @property
@@ -83,18 +84,22 @@ class Message(msgspec.Struct, kw_only=True):
 
     @property
     def offset_msg_id(self) -> str:
+        """The id of its place in the log of the broker."""
         return message_id(self.store_host_bytes, self.log_offset)
 
     @property
     def tag(self) -> str | None:
+        """Its tag, None if it has none."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> list[str]:
+        """Its keys, by which it can be found."""
         return [key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key]
 
     @property
     def delay_level(self) -> int:
+        """The level that it was sent with, 0 if without."""
         level = self.properties.get(PROPERTY_DELAY_LEVEL, "")
         return int(level) if level.isdigit() else 0
 
@@ -106,18 +111,22 @@ class Message(msgspec.Struct, kw_only=True):
 
     @property
     def born_at(self) -> datetime:
+        """When it was sent, by the sender's clock."""
         return _at(self.born_timestamp_ms)
 
     @property
     def stored_at(self) -> datetime:
+        """When it was stored, by the broker's clock."""
         return _at(self.store_timestamp_ms)
 
     @property
     def born_host(self) -> str:
+        """Who sent it, as `host:port`."""
         return _host(self.born_host_bytes)
 
     @property
     def store_host(self) -> str:
+        """The broker that stored it, as `host:port`."""
         return _host(self.store_host_bytes)
 
 
@@ -135,6 +144,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     flag: int = 0
 
     def to_properties(self) -> dict[str, str]:
+        """As it travels: its own properties, its keys and its tag."""
         return build_properties(self.tag, self.key, self.properties)
 
 

@@ -62,11 +62,13 @@ class PullConsumer:
         self._suggested: dict[MessageQueue, int] = {}  # which broker of the name to read from; bounded by the queues
 
     async def start(self) -> None:
+        """Connects; `async with` does it."""
         if not self._started:
             await self._session.acquire()
             self._started = True
 
     async def close(self) -> None:
+        """Leaves the session."""
         if self._started:
             self._started = False
             await self._session.release()

@@ -59,9 +59,11 @@ class QueryClient:
         self._puller = PullConsumer(session=self._session, group=TOOLS_GROUP, request_timeout_s=request_timeout_s)
 
     async def start(self) -> None:
+        """Connects; `async with` does it."""
         await self._puller.start()
 
     async def close(self) -> None:
+        """Leaves the session."""
         await self._puller.close()
 
     async def __aenter__(self) -> Self:

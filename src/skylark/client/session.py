@@ -202,6 +202,7 @@ class Session:
 
     @property
     def is_running(self) -> bool:
+        """Whether somebody uses it."""
         return self._pool is not None
 
     @property
@@ -363,6 +364,7 @@ class Session:
         connection.notify(request)
 
     async def ask_address(self, address: str, request: Frame, timeout_s: float) -> Frame:
+        """The answer of the broker at that address, whatever its code. Raises NotReachable or RequestTimeout."""
         clock_s = asyncio.get_running_loop().time
         deadline_s = clock_s() + timeout_s
         connection = self.ready_connection(address)

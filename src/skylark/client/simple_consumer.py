@@ -213,6 +213,7 @@ class SimpleConsumer:
         self._unchecked.add(topic)
 
     def unsubscribe(self, topic: str) -> None:
+        """Wants no more messages of the topic; what waits here of it may still come."""
         topic = self._namespace.wrap(topic)
         if self._subscriptions.pop(topic, None) is not None:
             self._unchecked.add(topic)

@@ -154,6 +154,7 @@ class _Twin:
 
     @property
     def group(self) -> str:
+        """Its group, with the namespace before it."""
         return str(self._inner.group)
 
     def __enter__(self) -> Self:
@@ -383,19 +384,24 @@ class Transaction:
 
     @property
     def id(self) -> str:
+        """The `msg_id` of the message: what the transaction leaves behind should be found by it."""
         return self._inner.id
 
     @property
     def half(self) -> transactions.HalfMessage:
+        """The message as it waits, within the block."""
         return self._inner.half
 
     def commit(self) -> None:
+        """Ends the transaction before the end of the block."""
         self._background.run(self._inner.commit)
 
     def rollback(self) -> None:
+        """Drops the message before the end of the block."""
         self._background.run(self._inner.rollback)
 
     def leave(self) -> None:
+        """The end of the block does nothing any more: the checker tells how it ended."""
         async def leave() -> None:
             self._inner.leave()
 
@@ -435,6 +441,7 @@ class PushConsumer(_Twin):
 
     @property
     def client_id(self) -> str:
+        """Who it is to the brokers."""
         return str(self._inner.client_id)
 
     @property

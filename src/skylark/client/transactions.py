@@ -108,6 +108,7 @@ class Transaction:
         await self._producer.commit(self.half)
 
     async def rollback(self) -> None:
+        """Drops the message before the end of the block."""
         self.leave()
         await self._producer.roll_back(self.half)
 
@@ -164,6 +165,7 @@ class TransactionProducer(Producer):
         self._checks: Checks | None = None  # while the producer is open
 
     async def start(self) -> None:
+        """Joins the session; `async with` does it. The brokers of `topics` can ask from then on."""
         if self._courier is not None:
             return
         if self._checker is not None:
@@ -189,6 +191,7 @@ class TransactionProducer(Producer):
             await self.session.heartbeat()
 
     async def close(self) -> None:
+        """Ends as a producer does; calls of the checker that run are cancelled."""
         if self._courier is None:
             return
         try:

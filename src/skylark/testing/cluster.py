@@ -165,6 +165,7 @@ class LocalBroker(_LocalServer[Broker]):
 
     @property
     def name(self) -> str:
+        """By which the name server knows it."""
         return self._config.broker_name
 
     def _make(self) -> Broker:
