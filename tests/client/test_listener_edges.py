@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from skylark.client.errors import ClientClosed
 from skylark.client.listening import Outcome, RetryLater
 from skylark.client.message import Message
 from skylark.client.offsets import RemoteOffsets
+from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.testing import LocalCluster
 from skylark.wire.bodies import ConsumerIds, LockedQueues, LockRequest, MessageQueue, decode_body, encode_body
@@ -394,3 +396,30 @@ def test_a_lock_holds_although_the_wall_clock_jumps(monkeypatch: pytest.MonkeyPa
 
     asyncio.run(main())
     assert relocked == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "broadcasting"}, {"orderly": True}, {"orderly": True, "auto_commit": False}]
+)
+def test_a_listener_that_holds_up_its_queue_is_told_of_once(
+    options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Session(cluster.name_servers) as session,
+        ):
+            [queue] = (await session.routes.get("orders")).read_queues
+            await send(session, queue, b"m")
+            consumer = PushConsumer(
+                cluster.name_servers, "g", listener=gate, from_where="first", consume_timeout_s=0.01,
+                offsets_directory=tmp_path, **options,
+            )  # fmt: skip
+            consumer.subscribe("orders")
+            async with consumer:
+                await eventually(lambda: "is taking too long, and the queue waits" in caplog.text)
+                gate.open()
+
+    asyncio.run(main())
+    assert caplog.text.count("is taking too long, and the queue waits") == 1

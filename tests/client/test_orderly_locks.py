@@ -11,9 +11,11 @@ from collections import defaultdict
 import pytest
 
 from client.inbox import DEADLINE_S, eventually
+from skylark.client import membership
 from skylark.client.message import Message
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
+from skylark.client.rpc_hooks import RpcHook
 from skylark.client.session import Session
 from skylark.testing import LocalCluster
 from skylark.wire.bodies import LockedQueues, LockRequest, MessageQueue, decode_body, encode_body
@@ -114,3 +116,40 @@ def test_no_lock_is_left_behind(seed: int, server_side: str, caplog: pytest.LogC
         asyncio.run(main())
     # The broker would have given back what a member forgot.
     assert [record.getMessage() for record in caplog.records if "did not unlock" in record.getMessage()] == []
+
+
+def test_a_broker_that_was_started_anew_is_asked_for_its_locks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has forgotten them, and would give them to a member that comes, although the listener of this one runs."""
+    monkeypatch.setattr(membership, "_LOCK_INTERVAL_S", 3600.0)
+    asked = asyncio.Event()
+
+    class Noting(RpcHook):
+        def before_request(self, address: str, request: Frame) -> None:
+            if request.code == RequestCode.LOCK_BATCH_MQ:
+                asked.set()
+
+    async def main() -> None:
+        entered, may_end = asyncio.Event(), asyncio.Event()
+
+        async def listen(_: Message) -> None:
+            entered.set()
+            await may_end.wait()
+
+        async with (
+            LocalCluster(topics={"orders": 1}) as cluster,
+            Session(cluster.name_servers, rpc_hooks=[Noting()]) as session,
+            Producer(cluster.name_servers) as producer,
+        ):
+            await producer.send("orders", b"1")
+            consumer = PushConsumer(session=session, group="g", listener=listen, orderly=True, from_where="first")
+            consumer.subscribe("orders")
+            async with consumer:
+                await entered.wait()
+                asked.clear()
+                await cluster.broker.stop()
+                await cluster.broker.start()
+                async with asyncio.timeout(DEADLINE_S):
+                    await asked.wait()
+                may_end.set()
+
+    asyncio.run(main())

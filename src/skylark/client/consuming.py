@@ -180,11 +180,11 @@ class ConcurrentConsumption(Consumption):
         self._timeout_s = timeout_s
         self._workers: list[asyncio.Task[None]] = []
         self._sweeper: asyncio.Task[None] | None = None
+        self._told: dict[int, int] = {}  # worker -> when the call began of which it was said that it takes too long
 
     def start(self) -> None:
         self._workers = [self._hire(partial(self._work, number), "worker") for number in range(self._concurrency)]
-        if self._returns is not None:
-            self._sweeper = self._hire(self._sweep, "sweeper")
+        self._sweeper = self._hire(self._sweep, "sweeper")
 
     def _hire(self, work: Work, what: str) -> asyncio.Task[None]:
         return self._crew.hire(work, what, until=lambda: self._stopping)
@@ -293,11 +293,16 @@ class ConcurrentConsumption(Consumption):
 
     async def expire(self, now_ms: int) -> None:
         """Gives back what has been running for longer than the consume timeout, by the steady clock."""
-        for assignment, batch, began_ms in list(self._busy.values()):
+        for number, (assignment, batch, began_ms) in list(self._busy.items()):
             if now_ms - began_ms < self._timeout_s * 1000:
                 continue
+            if self._returns is None:
+                if self._told.get(number) != began_ms:
+                    self._told[number] = began_ms
+                    log.warning("message %s of %r is taking too long, and the queue waits", batch[0].msg_id, assignment)
+                continue
             for message in batch:
-                if message.queue_offset not in assignment.buffer or assignment.revoked or self._returns is None:
+                if message.queue_offset not in assignment.buffer or assignment.revoked:
                     continue
                 log.warning("message %s is taking too long and is given back", message.msg_id)
                 if await self._returns.send_back(message, EXPIRED_DELAY_LEVEL):
@@ -320,6 +325,7 @@ class OrderlyConsumption(Consumption):
         now_ms: Callable[[], int],
         max_reconsume_times: int,
         concurrency: int,
+        timeout_s: float,
         suspend_s: float,
         relock: Callable[[MessageQueue], None] | None,
     ) -> None:
@@ -328,6 +334,7 @@ class OrderlyConsumption(Consumption):
             max_reconsume_times=max_reconsume_times,
         )  # fmt: skip
         self._slots = asyncio.Semaphore(concurrency)
+        self._timeout_s = timeout_s
         self._suspend_s = suspend_s
         self._relock = relock
         self._begun: set[Assignment] = set()
@@ -420,7 +427,11 @@ class OrderlyConsumption(Consumption):
             restore_topic(message, self._group)
         # The result counts even if the queue is being taken away: its lock is only given up after this.
         with assignment.working():
-            outcome = await self._call(assignment, batch)
+            alarm = asyncio.get_running_loop().call_later(self._timeout_s, self._tell_of, assignment, batch)
+            try:
+                outcome = await self._call(assignment, batch)
+            finally:
+                alarm.cancel()
             if outcome.rolls_back:
                 self._rolled_back(assignment)
                 return pause_of(outcome, self._suspend_s)
@@ -429,6 +440,9 @@ class OrderlyConsumption(Consumption):
                 message for message in batch[outcome.done :] if not await self._is_over(assignment, message, outcome)
             ]
         return pause_of(outcome, self._suspend_s) if left else None
+
+    def _tell_of(self, assignment: Assignment, batch: list[Message]) -> None:
+        log.warning("message %s of %r is taking too long, and the queue waits", batch[0].msg_id, assignment)
 
     async def _is_over(self, assignment: Assignment, message: Message, outcome: Outcome) -> bool:
         """Whether a message that failed has no more tries; if it has, this was one of them."""

@@ -159,6 +159,7 @@ class Membership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rebalancing: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_locking_again = False
         self._leave_routes: Callable[[], None] = lambda: None
 
     def _build_consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
@@ -184,6 +185,7 @@ class Membership:
                 running=self._running,
                 now_ms=now_ms,
                 concurrency=options.concurrency,
+                timeout_s=options.consume_timeout_s,
                 suspend_s=options.suspend_s,
                 max_reconsume_times=limit,
                 relock=self._relock if self._has_locks else None,
@@ -454,6 +456,16 @@ class Membership:
     def _relock(self, _queue: MessageQueue) -> None:
         self._spawn(self._rebalance.renew_locks())
 
+    def _lock_again(self) -> None:
+        """A broker that was started anew knows no locks, and would give a queue to the next that asks."""
+        if not self._is_locking_again:
+            self._is_locking_again = True
+            self._spawn(self._renew_once())
+
+    async def _renew_once(self) -> None:
+        self._is_locking_again = False  # whose queue is pulled again from here on asks anew
+        await self._rebalance.renew_locks()
+
     def _begin(self, assignment: Assignment, offset: int) -> None:
         self.consumption.begin(assignment)
         loop = PullLoop(
@@ -467,6 +479,7 @@ class Membership:
             running=self._running,
             interval_s=self._options.pull_interval_s,
             now_ms=now_ms,
+            pulls_again=self._lock_again if self._has_locks else lambda: None,
         )
         assignment.start_pulling(loop, offset)
 

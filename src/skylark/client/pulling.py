@@ -307,7 +307,10 @@ class PullLoop:
         running: asyncio.Event,
         interval_s: float = 0.0,
         now_ms: Callable[[], int],
+        pulls_again: Callable[[], None] = lambda: None,
     ) -> None:
+        """`pulls_again` is called when the broker answers after it did not: it may have been started anew."""
+        self._pulls_again = pulls_again
         self._session = session
         self._group = group
         self._queue = queue
@@ -441,3 +444,4 @@ class PullLoop:
         if self._failures:
             self._failures = 0
             log.info("%s pulls %s again", self._group, self._queue)
+            self._pulls_again()

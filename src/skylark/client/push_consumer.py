@@ -102,7 +102,8 @@ class PushConsumer:
           stands for the group's setting at the broker, 16 if nobody changed it, and for no limit when `orderly`. A
           broadcasting consumer tries so often itself, 5 s apart, and then drops the message; None stands for no second
           try unless `orderly`.
-        - `consume_timeout_s`: a message that takes longer is given back for another try.
+        - `consume_timeout_s`: a message that takes longer is given back for another try; an orderly or broadcasting
+          consumer can only say so in the log.
         - `suspend_s`: how long an orderly queue pauses before it tries a message again.
         - `limits`: how much of each queue may wait in memory.
         - `shutdown_timeout_s`: how long closing waits for the listener; so does the end of the interpreter for a plain
@@ -169,10 +170,12 @@ class PushConsumer:
 
     @property
     def group(self) -> str:
+        """Its group, with the namespace before it."""
         return self._group
 
     @property
     def client_id(self) -> str:
+        """Who it is to the brokers."""
         return self._session.client_id
 
     @property
@@ -248,6 +251,7 @@ class PushConsumer:
         self._running.clear()
 
     def resume(self) -> None:
+        """Goes on after a `pause`."""
         self._running.set()
 
     async def start(self) -> None:
