@@ -41,6 +41,8 @@ def decode_body(kind: type[_Body], body: bytes) -> _Body:
 
 
 class MessageQueue(msgspec.Struct, rename="camel", frozen=True):
+    """One queue of a topic, at the broker that has it."""
+
     broker_name: str
     queue_id: Int
     topic: str
