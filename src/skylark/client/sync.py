@@ -402,6 +402,7 @@ class Transaction:
 
     def leave(self) -> None:
         """The end of the block does nothing any more: the checker tells how it ended."""
+
         async def leave() -> None:
             self._inner.leave()
 
