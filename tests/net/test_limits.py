@@ -339,6 +339,40 @@ class TestUnfinishedFrames:
 
         asyncio.run(run())
 
+    def test_are_not_finished_on_top_of_requests_that_the_server_works_at(self) -> None:
+        async def run() -> None:
+            at_work = 0
+            may_end = asyncio.Event()
+
+            async def work(request: Frame, _: Connection) -> Frame:
+                nonlocal at_work
+                at_work += 1
+                await may_end.wait()
+                return request.reply(body=b"%d" % len(request.body))
+
+            async with serving({SWALLOW: work}) as (server, port):
+                count, frame = 16, encode_frame(Frame(SWALLOW, body=bytes(4 * MIB)))
+                peers = [await Peer.connect(port) for _ in range(count)]
+                for peer in peers:
+                    peer.write(frame[:MIB])
+                await until(
+                    lambda: len(server.connections) == count and all(c.is_amid_frame for c in server.connections)
+                )
+                (allowance,) = server._allowances.values()
+                for peer in peers:
+                    peer.write(frame[MIB:])
+                await until(lambda: allowance._awaits_work or at_work == count)
+                assert allowance.unhandled.held_bytes <= GAUGE_BYTES + MAX_FRAME_BYTES
+                allowance.check()  # nobody is to blame for what the server does not get done
+                may_end.set()
+                got = await asyncio.gather(*(peer.receive() for peer in peers))
+                assert {each.body for each in got} == {b"%d" % (4 * MIB)}
+                await until(lambda: not allowance.unhandled.held_bytes)
+                for peer in peers:
+                    peer.close()
+
+        asyncio.run(run())
+
     def test_do_not_keep_a_connection_open(self) -> None:
         async def run() -> None:
             gone = asyncio.Event()

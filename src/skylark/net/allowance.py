@@ -9,7 +9,8 @@ While `unread` is closed, no request of the host is handled. `late`, which is sm
 answers requests that waited; while it is closed no more of those are answered, and nothing is sent that was not asked
 for: a host whose consumers do not read can go on to send. While `unhandled` is closed, nothing more is read from the
 host, except from one connection at a time, which finishes its frame: without that, many unfinished frames would wait
-for each other for ever.
+for each other for ever. While the server itself works at what takes the room, a frame is finished only if it fits into
+twice that: else each would come on top of those before it.
 
 The event loop's time is shared as well: what the requests of a host take of one turn of the loop is bounded (`Turn`).
 
@@ -59,7 +60,10 @@ class Gauge:
 
     @property
     def is_overfull(self) -> bool:
-        return self.held_bytes > 2 * self._limit_bytes
+        return self.would_be_overfull(0)
+
+    def would_be_overfull(self, more_bytes: int) -> bool:
+        return self.held_bytes + more_bytes > 2 * self._limit_bytes
 
     def add(self, change_bytes: int) -> bool:
         """Whether the gauge opened or closed by that."""
@@ -108,6 +112,7 @@ class Allowance:
         self.waiting = 0
         self.connections: dict[Connection, None] = {}
         self.reader: Connection | None = None  # who may read though `unhandled` is closed
+        self._awaits_work = False  # nobody may, until this server has done some of what it has taken
         self._check: asyncio.TimerHandle | None = None
         self._patience_s = _PATIENCE_S
         self._lost_s = 0.0  # when connections were closed last
@@ -134,6 +139,9 @@ class Allowance:
             if self.unhandled.is_open:
                 self.reader = None
             self._changed(is_open=self.unhandled.is_open)
+        elif self._awaits_work and change_bytes < 0:
+            self._awaits_work = False
+            asyncio.get_running_loop().call_soon(self._choose_reader)
 
     def _changed(self, *, is_open: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -186,7 +194,7 @@ class Allowance:
             return
         buffered_bytes = self._sum_buffered()
         moved_bytes = max(self._buffered_bytes - buffered_bytes, 0) + self._moved_bytes
-        if moved_bytes < LEAST_MOVED_PER_S * self._patience_s:
+        if moved_bytes < LEAST_MOVED_PER_S * self._patience_s and not self._awaits_work:
             self._make_room()
         self._buffered_bytes, self._moved_bytes = buffered_bytes, 0
         self._check = asyncio.get_running_loop().call_later(self._patience_s, self.check)
@@ -231,12 +239,18 @@ class Allowance:
 
     def _choose_reader(self) -> None:
         """Lets the connection read whose unfinished frame is the oldest."""
+        self._awaits_work = False
         if self.unhandled.is_open or not self.unread.is_open or self.reader is not None:
             return
         unfinished = [connection for connection in self.connections if connection.is_amid_frame]
-        if unfinished:
-            self.reader = min(unfinished, key=lambda connection: connection.last_frame_s)
-            self.reader.throttle()
+        if not unfinished:
+            return
+        oldest = min(unfinished, key=lambda connection: connection.last_frame_s)
+        if self.unhandled.would_be_overfull(oldest.missing_bytes):
+            self._awaits_work = any(connection.busy_bytes for connection in self.connections)
+        if not self._awaits_work:
+            self.reader = oldest
+            oldest.throttle()
 
     def _sum_buffered(self) -> int:
         return sum(connection.unsent_bytes for connection in self.connections)

@@ -233,6 +233,17 @@ class Connection(asyncio.Protocol):
         return self._decoder.held_bytes > 0
 
     @property
+    def missing_bytes(self) -> int:
+        """How much may still come of the frame that is not whole."""
+        return self._decoder.missing_bytes
+
+    @property
+    def busy_bytes(self) -> int:
+        """Of requests that wait for nothing but this server."""
+        account = self._account
+        return account.busy_bytes + (account.backlog_bytes if self._awaits_turn else 0)
+
+    @property
     def is_behind(self) -> bool:
         """Whether the peer has not read all that was written, or sent more before it had."""
         return self._account.unread_bytes > 0 or bool(self._backlog)

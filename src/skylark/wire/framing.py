@@ -80,6 +80,11 @@ class FrameDecoder:
         """The size of the incomplete frame so far."""
         return len(self._rest)
 
+    @property
+    def missing_bytes(self) -> int:
+        """How much may still come of the incomplete frame."""
+        return self._missing if len(self._rest) >= 4 else self._max_bytes
+
     def clear(self) -> None:
         """Forgets the incomplete frame."""
         self._rest = bytearray()
