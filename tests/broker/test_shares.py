@@ -37,6 +37,19 @@ from skylark.wire.frame import Frame
 GREEDY, MODEST = "10.0.0.1", "10.0.0.2"
 
 
+def test_the_addresses_that_a_host_of_ipv6_can_have_share_one_part() -> None:
+    shares = Shares()
+    for number in range(8):
+        host = f"2001:db8:1:2::{number}"
+        assert shares.has_room(host, 1, 100 - number - 1)
+        shares.add(host, 1)
+    assert shares.held("2001:db8:1:2:ffff::1") == 8
+    assert (shares.held("2001:db8:1:3::1"), shares.held("10.0.0.1")) == (0, 0)
+    for number in range(8):
+        shares.add(f"2001:db8:1:2:9::{number}", -1)
+    assert shares._held == {}
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40)), max_size=60))
 def test_whoever_takes_all_it_can_leaves_as_much(takes: list[tuple[str, int]]) -> None:
     shares, used, limit = Shares(), 0, 1_000

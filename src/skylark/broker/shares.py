@@ -8,15 +8,18 @@ renew.
 
 from __future__ import annotations
 
+from skylark.net.hosts import host_key
+
 
 class Shares:
-    """How much of a table each host holds, in whatever the table is measured by. The host "" is the broker itself."""
+    """How much of a table each host holds, in whatever the table is measured by. A host is given by any of its addresses,
+    and the broker itself as ""."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
 
     def held(self, host: str) -> int:
-        return self._held.get(host, 0)
+        return self._held.get(host_key(host), 0)
 
     def has_room(self, host: str, more: int, left: int) -> bool:
         """Whether a host may hold so much more, after which so much would be left for all."""
@@ -27,6 +30,9 @@ class Shares:
     def add(self, host: str, more: int) -> None:
         """A host holds more, or less."""
         if host:
-            self._held[host] = self.held(host) + more
-            if not self._held[host]:
-                del self._held[host]
+            key = host_key(host)
+            held = self._held.get(key, 0) + more
+            if held:
+                self._held[key] = held
+            else:
+                self._held.pop(key, None)

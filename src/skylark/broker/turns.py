@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from skylark.net.hosts import host_key
+
 T = TypeVar("T")
 
 ITEMS_PER_TURN: Final = 256
@@ -34,7 +36,7 @@ class Rota:
         begun: asyncio.Future[None] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._begin)
-        self._waiting.setdefault(host, deque()).append(begun)
+        self._waiting.setdefault(host_key(host), deque()).append(begun)
         return begun
 
     def _begin(self) -> None:

@@ -14,12 +14,12 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Iterable
-from ipaddress import ip_address
 from typing import Final
 
 from skylark.net.addresses import unknown_host
 from skylark.net.allowance import Allowance
 from skylark.net.connection import Connection, Handler, Handlers
+from skylark.net.hosts import packed_host
 from skylark.wire.codes import ResponseCode
 from skylark.wire.frame import Frame
 
@@ -62,9 +62,8 @@ def refused(codes: Iterable[int], hint: str) -> dict[int, Handler]:
 
 
 def host_of(connection: Connection) -> bytes:
-    """What stands for the peer's host: its address, or the network that one host of IPv6 has for itself."""
-    packed = ip_address(connection.peer[0].partition("%")[0]).packed
-    return packed if len(packed) == 4 else packed[:8]
+    """What stands for the peer's host."""
+    return packed_host(connection.peer[0])
 
 
 class Server:
