@@ -12,7 +12,7 @@ import pytest
 from broker.live import live_broker
 from broker.small_broker import SmallBroker
 from broker.test_clients import Bench, FakeConnection, FakeStore, consumer
-from skylark.broker import admin, lines, member_news, progress, relays
+from skylark.broker import admin, client_requests, lines, member_news, progress, relays
 from skylark.broker.arrivals import WOKEN_PER_TURN, Arrivals
 from skylark.broker.clients import NEWCOMER_DELAY_S, Clients
 from skylark.broker.config import BrokerConfig
@@ -21,7 +21,7 @@ from skylark.broker.polling import ANY_QUEUE, PopWaiters
 from skylark.broker.questions import Questions
 from skylark.broker.turns import ITEMS_PER_TURN, Rota, steps
 from skylark.net.connection import Connection, RequestFailed
-from skylark.wire.bodies import ConsumerStatus, MessageQueue, encode_body
+from skylark.wire.bodies import ConsumerStatus, Heartbeat, MessageQueue, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fastjson import MAX_LENIENT_BYTES
 from skylark.wire.frame import Frame
@@ -89,6 +89,22 @@ def test_long_requests_of_a_host_are_done_one_at_a_time() -> None:
     asyncio.run(run())
 
 
+def test_a_host_of_ipv6_has_one_line_for_all_its_addresses() -> None:
+    async def run() -> None:
+        held = Held()
+        asked = [held.ask(peer(name, f"2001:db8:1:2::{name}")) for name in "abc"]
+        other = held.ask(peer("d", "2001:db8:1:3::1"))
+        await turns()
+        assert held.begun == ["a", "d"]
+        for end in range(4):
+            held.ends[end].set_result(None)
+            await turns()
+        assert [task.result().code for task in (*asked, other)] == [0, 0, 0, 0]
+        assert held.hosts == 0
+
+    asyncio.run(run())
+
+
 def test_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_IN_LINE", 2)
 
@@ -136,6 +152,90 @@ def test_a_broker_gathers_one_answer_for_a_host_at_a_time(tmp_path: Path, monkey
     answers = asyncio.run(run())
     assert {(answer.code, len(answer.body)) for answer in answers} == {(0, len(answers[0].body))}
     assert most == 1
+
+
+# Heartbeats.
+
+
+def beat_of(groups: int, topics: int = 1) -> Frame:
+    names = [f"T{number}" for number in range(topics)]
+    consumers = [consumer(f"g{number}", *names) for number in range(groups)]
+    return Frame(RequestCode.HEART_BEAT, body=encode_body(Heartbeat(client_id="a", consumer_data_set=consumers)))
+
+
+def beats_on(bench: Bench, connection: Connection, request: Frame) -> asyncio.Task[Frame]:
+    answer = bench.serve[request.code](request, connection)
+    assert isinstance(answer, asyncio.Task)
+    return answer
+
+
+def test_large_heartbeats_of_a_host_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Heartbeat] = []
+    really = client_requests.request_body
+
+    def counted(kind: type[Heartbeat], body: bytes) -> Heartbeat:
+        read.append(really(kind, body))
+        return read[-1]
+
+    async def run() -> None:
+        bench = Bench(tmp_path)
+        bench.topics.table.writer.write_in_background()
+        bench.groups.table.writer.write_in_background()
+        large, small = beat_of(200), beat_of(1)
+        assert len(large.body) > client_requests._QUICK_BYTES
+        beating = [beats_on(bench, connection, large) for connection in (peer("a"), peer("b"), peer("c"))]
+        behind = peer("d")
+        beating += [beats_on(bench, behind, large), beats_on(bench, behind, small)]
+        await turns(3)
+        assert len(read) == 1
+        other = beats_on(bench, peer("e", "10.0.0.2"), large)
+        await turns(3)
+        assert len(read) == 2
+        answers = await asyncio.gather(*beating, other)
+        assert {answer.code for answer in answers} == {0}
+        assert len(read) == 6
+        await bench.topics.table.writer.written()
+        await bench.groups.table.writer.written()
+
+    monkeypatch.setattr(client_requests, "request_body", counted)
+    asyncio.run(run())
+
+
+def test_what_waits_for_a_heartbeat_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_requests, "MAX_WAITING", 3)
+
+    async def run() -> None:
+        bench, connection = Bench(tmp_path), peer("a")
+        leave = Frame(RequestCode.UNREGISTER_CLIENT, {"clientID": "a", "consumerGroup": "g0"})
+        beating = [beats_on(bench, connection, request) for request in (beat_of(200), leave, leave)]
+        with pytest.raises(RequestFailed, match=r"3 heartbeats of 10.0.0.1 wait already"):
+            beats_on(bench, connection, leave)
+        other = beats_on(bench, peer("b", "10.0.0.2"), beat_of(200))
+        beating[1].cancel()
+        await asyncio.wait(beating)
+        assert (beating[0].result().code, beating[2].result().code, (await other).code) == (0, 0, 0)
+        await turns()
+        await asyncio.gather(*(beats_on(bench, connection, beat_of(200)) for _ in range(3)))
+
+    asyncio.run(run())
+
+
+def test_a_heartbeat_takes_turns_by_what_its_groups_subscribe_to(tmp_path: Path) -> None:
+    async def run() -> int:
+        bench, connection = Bench(tmp_path), peer("a")
+        beating = beats_on(bench, connection, beat_of(12, topics=500))
+        count = 0
+        while not beating.done():
+            await asyncio.sleep(0)
+            count += 1
+        assert beating.result().code == 0
+        assert bench.clients.subscription("g11", "T499") is not None
+        return count
+
+    assert asyncio.run(run()) > 12 * 500 // client_requests._WEIGHT_PER_TURN
+
+
+# Walks, and who is woken.
 
 
 def test_walks_take_turns() -> None:

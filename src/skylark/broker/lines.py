@@ -8,12 +8,14 @@ copies of tables; in line they hold their frames.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 
 from skylark.net.connection import Connection, Handler, RequestFailed
+from skylark.net.hosts import host_key
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 
@@ -39,7 +41,9 @@ class _Line(msgspec.Struct, eq=False):
 class Lines:
     """The lines by host; nothing is kept of a host that has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_in_line: int | None = None) -> None:
+        """So many of a host, else MAX_IN_LINE."""
+        self._max_in_line = max_in_line
         self._lines: dict[str, _Line] = {}
 
     def __len__(self) -> int:
@@ -49,23 +53,30 @@ class Lines:
         """The handlers, of which those of `codes` stand in line."""
         return {**handlers, **{code: self._waiting(handlers[code]) for code in codes}}
 
+    @asynccontextmanager
+    async def turn(self, host: str) -> AsyncIterator[None]:
+        """The time in which a request of a host is done, after those that came before it. Raises RequestFailed."""
+        key = host_key(host)
+        line = self._lines.setdefault(key, _Line())
+        most = self._max_in_line or MAX_IN_LINE
+        if line.length >= most:
+            raise RequestFailed(
+                ResponseCode.SYSTEM_BUSY,
+                f"{most} requests of {host} that take long are not done yet: ask again later",
+            )
+        line.length += 1
+        try:
+            async with line.turn:
+                yield
+        finally:
+            line.length -= 1
+            if not line.length:
+                del self._lines[key]
+
     def _waiting(self, handler: Handler) -> Handler:
         async def answer(request: Frame, connection: Connection) -> Frame | None:
-            host = connection.peer[0]
-            line = self._lines.setdefault(host, _Line())
-            if line.length >= MAX_IN_LINE:
-                raise RequestFailed(
-                    ResponseCode.SYSTEM_BUSY,
-                    f"{MAX_IN_LINE} requests of {host} that take long are not done yet: ask again later",
-                )
-            line.length += 1
-            try:
-                async with line.turn:
-                    given = handler(request, connection)
-                    return given if given is None or isinstance(given, Frame) else await given
-            finally:
-                line.length -= 1
-                if not line.length:
-                    del self._lines[host]
+            async with self.turn(connection.peer[0]):
+                given = handler(request, connection)
+                return given if given is None or isinstance(given, Frame) else await given
 
         return answer
