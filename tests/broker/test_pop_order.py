@@ -203,14 +203,16 @@ def test_a_captured_table_is_what_it_was(tmp_path: Path) -> None:
     info = OrderInfo(offsets=[5, 1], pop_time_ms=ahead_ms, invisible_ms=1_000)
     orders.put("T", "G", 0, info)
     before = msgspec.json.encode(info)
+    row = orders._infos.rows["T", "G"]
     table = orders.capture()
     assert table is not None
-    assert table.table["T@G"][0] is info, "a copy of each takes long"
+    assert table.infos["T", "G"] is row, "a copy of each takes long, and there may be very many"
     assert orders.acknowledged("T", "G", 0, 5, ahead_ms) == 6
     assert orders.extended("T", "G", 0, 6, ahead_ms, ahead_ms + 5)
     assert orders.blocked_until_ms("T", "G", 0, None, START_MS) == START_MS + 1_000
     orders.put("T", "G", 1, info)
-    assert {name: list(infos) for name, infos in table.table.items()} == {"T@G": [0]}
+    orders.put("T", "G", 0, None)
+    assert {name: list(infos) for name, infos in table.written().table.items()} == {"T@G": [0]}
     assert msgspec.json.encode(info) == before
 
 

@@ -1,4 +1,4 @@
-"""Consumer offsets in memory, of which a copy is had at once, and what a copy is as JSON.
+"""What is kept by queue, such as consumer offsets, of which a copy is had at once, and what a copy is as JSON.
 
 A copy shares its rows with the table: a row that is part of one is not changed but replaced. So a copy stays what it
 was when it was made, and a thread can encode it while the table changes.
@@ -6,7 +6,7 @@ was when it was made, and a thread can encode it while the table changes.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -15,34 +15,50 @@ from skylark.wire.tables import DataVersion
 
 SEPARATOR: Final = "@"
 Key = tuple[str, str]
-"""Group and topic."""
+"""Group and topic, or the other way round."""
+
+T = TypeVar("T")
 
 
-class OffsetRows:
-    """By group and topic, the offsets by queue; change them with the methods only."""
+class Rows(Generic[T]):
+    """By group and topic, what is kept by queue, which must not change itself; change them with the methods only."""
 
     def __init__(self) -> None:
-        self.rows: dict[Key, dict[int, int]] = {}
+        self.rows: dict[Key, dict[int, T]] = {}
         self._ours: set[Key] = set()  # that no copy has
 
-    def put(self, key: Key, queue_id: int, offset: int) -> None:
+    def put(self, key: Key, queue_id: int, value: T) -> None:
+        self._own(key)[queue_id] = value
+
+    def put_row(self, key: Key, row: dict[int, T]) -> None:
+        self.rows[key] = row.copy()
+        self._ours.add(key)
+
+    def remove(self, key: Key, queue_id: int) -> bool:
+        """Whether there was something; its row stays, if only empty."""
+        if queue_id not in self.rows.get(key, ()):
+            return False
+        del self._own(key)[queue_id]
+        return True
+
+    def pop(self, key: Key) -> dict[int, T]:
+        self._ours.discard(key)
+        return self.rows.pop(key)
+
+    def copy(self) -> dict[Key, dict[int, T]]:
+        self._ours = set()
+        return self.rows.copy()
+
+    def _own(self, key: Key) -> dict[int, T]:
+        """The row, which no copy has."""
         row = self.rows.get(key)
         if row is None or key not in self._ours:
             row = self.rows[key] = {} if row is None else row.copy()
             self._ours.add(key)
-        row[queue_id] = offset
+        return row
 
-    def put_row(self, key: Key, row: dict[int, int]) -> None:
-        self.rows[key] = row.copy()
-        self._ours.add(key)
 
-    def pop(self, key: Key) -> dict[int, int]:
-        self._ours.discard(key)
-        return self.rows.pop(key)
-
-    def copy(self) -> dict[Key, dict[int, int]]:
-        self._ours = set()
-        return self.rows.copy()
+OffsetRows = Rows[int]
 
 
 class _WrittenOffsets(msgspec.Struct, rename="camel"):

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skylark.broker.groups import Groups
+from skylark.broker.offset_rows import Key, Rows
 from skylark.broker.shares import Shares
 from skylark.broker.topics import Topics
 from skylark.store.tables import load, save
@@ -98,6 +99,17 @@ class WrittenOrders(msgspec.Struct, rename="camel"):
     table: dict[str, dict[Int, OrderInfo]] = {}
 
 
+class OrderCopy(msgspec.Struct):
+    """The table as it was, by topic and group."""
+
+    infos: dict[Key, dict[int, OrderInfo]]
+
+    def written(self) -> WrittenOrders:
+        """As it is written; any thread may ask."""
+        table = {f"{topic}@{group}": infos for (topic, group), infos in self.infos.items()}
+        return WrittenOrders(len(table), table=table)
+
+
 class Orders:
     """Order infos by topic, group and queue."""
 
@@ -105,20 +117,20 @@ class Orders:
         self._path = config_dir / "consumerOrderInfo.json"
         # Without it, what was popped in order may be popped again: that is all.
         stored = load(self._path, WrittenOrders, expendable=True) or WrittenOrders()
-        self._infos: dict[tuple[str, str], dict[int, OrderInfo]] = {}
+        self._infos: Rows[OrderInfo] = Rows()
         self._count = 0
         self._shares = Shares()
-        self._hosts: dict[tuple[str, str], str] = {}  # whose share the queues of a topic and a group count for
+        self._hosts: dict[Key, str] = {}  # whose share the queues of a topic and a group count for
         for name, infos in stored.table.items():
             topic, is_pair, group = name.partition("@")
             if is_pair:
-                self._infos[topic, group] = infos
+                self._infos.put_row((topic, group), infos)
                 self._count += len(infos)
         self._unsaved = False
-        self._to_clean: list[tuple[str, str]] = []
+        self._to_clean: list[Key] = []
 
     def get(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
-        return self._infos.get((topic, group), {}).get(queue_id)
+        return self._infos.rows.get((topic, group), {}).get(queue_id)
 
     def has_room(self, topic: str, group: str, queue_id: int, host: str) -> bool:
         """Whether a client on `host` may pop the queue for the group."""
@@ -133,23 +145,21 @@ class Orders:
         """What recovery found in the log or a client on `host` popped, or None to unblock the queue."""
         self._unsaved = True
         key = topic, group
-        infos = self._infos.get(key)
         if info is None:
-            if infos is not None and infos.pop(queue_id, None) is not None:
+            if self._infos.remove(key, queue_id):
                 self._add(key, -1)
             return
-        if infos is None:
-            infos = self._infos[key] = {}
+        if key not in self._infos.rows:
             self._hosts[key] = host
-        if queue_id not in infos:
+        if self.get(topic, group, queue_id) is None:
             self._add(key, 1)
-        infos[queue_id] = info
+        self._infos.put(key, queue_id, info)
 
-    def _add(self, key: tuple[str, str], more: int) -> None:
+    def _add(self, key: Key, more: int) -> None:
         self._count += more
         self._shares.add(self._hosts.get(key, ""), more)
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _forget(self, key: Key) -> None:
         self._add(key, -len(self._infos.pop(key)))
         self._hosts.pop(key, None)
         self._unsaved = True
@@ -220,11 +230,11 @@ class Orders:
         return True
 
     def topics(self) -> set[str]:
-        return {topic for topic, _ in self._infos}
+        return {topic for topic, _ in self._infos.rows}
 
     def remove_topic(self, name: str) -> None:
         """Forgets a deleted topic: one that is made under its name has other messages at the same offsets."""
-        for key in [key for key in self._infos if key[0] == name]:
+        for key in [key for key in self._infos.rows if key[0] == name]:
             self._forget(key)
 
     def clean(self, topics: Topics, groups: Groups, now_ms: int) -> None:
@@ -232,11 +242,11 @@ class Orders:
         of which all is acknowledged. Looks at a part each time: it is called often, and there may be many.
         """
         looked_at = 0
-        self._to_clean = self._to_clean or list(self._infos)
+        self._to_clean = self._to_clean or list(self._infos.rows)
         while self._to_clean and looked_at < _MOST_A_CLEANING:
             topic, group = self._to_clean.pop()
-            infos = self._infos.get((topic, group), {})
-            looked_at += len(infos)
+            infos = self._infos.rows.get((topic, group), {})
+            looked_at += max(1, len(infos))
             config = topics.get(topic) if group in groups else None
             for queue_id, info in list(infos.items()):
                 is_old = now_ms - info.last_consume_ms > _FORGET_AFTER_MS
@@ -245,20 +255,19 @@ class Orders:
                     self.put(topic, group, queue_id, None)
                 elif info.pop_time_ms > now_ms + _MOST_AHEAD_MS:
                     self.put(topic, group, queue_id, info.counted_from(now_ms))
-            if not infos and (topic, group) in self._infos:
+            if self._infos.rows.get((topic, group)) == {}:
                 self._forget((topic, group))
 
-    def capture(self) -> WrittenOrders | None:
+    def capture(self) -> OrderCopy | None:
         """A copy of the table, to be written soon; None if it did not change since the last one."""
         if not self._unsaved:
             return None
         self._unsaved = False
-        table = {f"{topic}@{group}": infos.copy() for (topic, group), infos in self._infos.items()}
-        return WrittenOrders(len(table), table=table)
+        return OrderCopy(self._infos.copy())
 
-    def write(self, table: WrittenOrders) -> None:
-        """Raises OSError."""
-        save(self._path, table)
+    def write(self, table: OrderCopy) -> None:
+        """In any thread. Raises OSError."""
+        save(self._path, table.written())
 
     def save(self) -> None:
         """Writes the table now, if it changed. Raises OSError."""

@@ -15,7 +15,7 @@ from skylark.broker.groups import Groups
 from skylark.broker.held import HeldTable
 from skylark.broker.offset_rows import OffsetCopy
 from skylark.broker.offsets import Offsets
-from skylark.broker.orders import Orders, WrittenOrders
+from skylark.broker.orders import OrderCopy, Orders
 from skylark.broker.peek import Peeks
 from skylark.broker.polling import PopWaiters
 from skylark.broker.pop import Pops
@@ -32,7 +32,7 @@ class _Tables(msgspec.Struct):
     """What is written together: recovery goes on from where the log ended when the tables were captured."""
 
     offsets: OffsetCopy | None
-    orders: WrittenOrders | None
+    orders: OrderCopy | None
     log_end: int
     copies_needed: bool
 
