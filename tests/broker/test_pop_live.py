@@ -137,3 +137,42 @@ def test_binary_headers_cut_the_codes_off(tmp_path: Path) -> None:
             assert (answer.code, answer.fields) == (0, {"pollingNum": "0"})
 
     asyncio.run(main())
+
+
+STOPS: dict[str, tuple[RequestCode, bytes, dict[str, object]]] = {
+    "topic": (
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        b"",
+        {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2,
+         "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False},
+    ),
+    "group": (
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        b'{"groupName":"%s","consumeEnable":false}' % GROUP.encode(),
+        {},
+    ),
+    "broker": (RequestCode.UPDATE_BROKER_CONFIG, b"brokerPermission=2", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION])
+@pytest.mark.parametrize("stopped", STOPS)
+def test_who_waits_to_pop_gets_nothing_once_that_is_forbidden(tmp_path: Path, stopped: str, code: RequestCode) -> None:
+    async def main() -> None:
+        async with live_broker(tmp_path) as broker:
+            assert (await broker.send(TOPIC)).code == 0
+            assert len(await take_all(broker, 1)) == 1
+            fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": -1, "maxMsgNums": 1, "pollTime": 15_000}
+            more = {"invisibleTime": INVISIBLE_MS, "bornTime": 0, "initMode": 0}
+            waiting = asyncio.create_task(broker.ask(code, encoding=Encoding.JSON, **fields, **more))
+            assert broker._broker is not None
+            popping = broker._broker._popping
+            while not len(popping._waiters) + len(popping._notified):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            change, body, of_change = STOPS[stopped]
+            assert (await broker.ask(change, body, **of_change)).code == 0
+            assert (await broker.send(TOPIC)).code == 0
+            answer = await waiting
+            assert (answer.code, answer.body) == (ResponseCode.NO_PERMISSION, b"")
+
+    asyncio.run(main())

@@ -51,7 +51,7 @@ class _Question(msgspec.Struct):
     topic: TopicConfig
     wants: TagCodes | None
     expires_ms: int
-    host: str
+    connection: Connection
 
     def told(self, *, has_message: bool, is_full: bool = False) -> Frame:
         return self.request.reply(fields=encode_header(NotificationResponse(has_message, is_full)))
@@ -132,10 +132,15 @@ class Peeks:
         topic = self._check(header, connection)
         wants = pop_filter(header.topic, header.exp, header.exp_type).wants if header.exp_type else None
         expires_ms = (header.born_time or self._clock()) + header.poll_time
-        return self._tell_or_wait(_Question(request, header, topic, wants, expires_ms, connection.peer[0]))
+        return self._tell_or_wait(_Question(request, header, topic, wants, expires_ms, connection))
+
+    def _go_on(self, asked: _Question) -> Frame | Awaitable[Frame | None]:
+        """After an arrival; an operator may have stopped the group meanwhile."""
+        asked.topic = self._check(asked.header, asked.connection)
+        return self._tell_or_wait(asked)
 
     def _tell_or_wait(self, asked: _Question) -> Frame | Awaitable[Frame | None]:
-        return self._walk_on(asked, Walk(self._places(asked.header, asked.topic), asked.host))
+        return self._walk_on(asked, Walk(self._places(asked.header, asked.topic), asked.connection.peer[0]))
 
     def _walk_on(self, asked: _Question, walk: Walk) -> Frame | Awaitable[Frame | None]:
         if self._waiters.closed:
@@ -150,14 +155,14 @@ class Peeks:
                 return asked.told(has_message=False, is_full=True)
             return Suspended(walk.next_turn(), lambda: self._walk_on(asked, walk))
         if walk.end() and now_ms < asked.expires_ms:
-            return Suspended(walk.next_turn(), lambda: self._tell_or_wait(asked))
+            return Suspended(walk.next_turn(), lambda: self._go_on(asked))
         left_ms = asked.expires_ms - now_ms
         if header.poll_time <= 0 or left_ms < _TOO_SHORT_TO_WAIT_MS:
             return asked.told(has_message=False)
         waiter = self._waiters.wait(*place, asked.wants, left_ms / 1000)
         if waiter is None:
             return asked.told(has_message=False, is_full=True)
-        return Suspended(waiter.arrived, lambda: self._tell_or_wait(asked), lambda: self._waiters.wake(*place))
+        return Suspended(waiter.arrived, lambda: self._go_on(asked), lambda: self._waiters.wake(*place))
 
     def _has_message(self, asked: _Question, name: str, queue_id: int, now_ms: int) -> bool:
         header, wants = asked.header, asked.wants

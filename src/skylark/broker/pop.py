@@ -152,10 +152,13 @@ class Pops:
         return request.reply(ResponseCode.POLLING_TIMEOUT, remark, encode_header(PopMessageResponse(0, 0, 0, 0)))
 
     def _go_on(self, request: Frame, asked: _Asked) -> Frame | Awaitable[Frame | None]:
-        """After an arrival; the client, which has to take the answer first, may have given up meanwhile."""
+        """After an arrival. The client, which has to take the answer first, may have given up meanwhile, or an operator
+        have stopped the group.
+        """
         now_ms = self._clock()
         if now_ms - asked.expires_ms > _LATE_MS:
             return self._late(request)
+        asked.topic, asked.group = self._admit(asked.header, asked.connection)
         return self._take_or_wait(request, asked, now_ms)
 
     def _take_or_wait(self, request: Frame, asked: _Asked, now_ms: int) -> Frame | Awaitable[Frame | None]:
@@ -168,6 +171,11 @@ class Pops:
 
     def _next_turn(self, request: Frame, asked: _Asked, found: _Found, walk: Walk) -> Frame | Awaitable[Frame | None]:
         found.pop_time_ms = self._clock()
+        try:
+            self._admit(asked.header, asked.connection)
+        except RequestFailed:
+            walk.end()
+            raise
         return self._walk_on(request, asked, found, walk)
 
     def _walk_on(self, request: Frame, asked: _Asked, found: _Found, walk: Walk) -> Frame | Awaitable[Frame | None]:
@@ -417,6 +425,12 @@ class Pops:
 
     # Checks.
 
+    def _admit(self, header: PopMessage, connection: Asker) -> tuple[TopicConfig, SubscriptionGroupConfig]:
+        """The topic and the group, if that may be read by this now. Raises RequestFailed."""
+        self._access.check_broker("pop")
+        topic = self._access.readable_topic(header.topic, header.queue_id, connection)
+        return topic, self._access.group(header.consumer_group, connection)
+
     def _check(self, header: PopMessage, connection: Asker, expires_ms: int) -> _Asked:
         self._access.check_broker("pop")
         if header.max_msg_nums > MAX_POP_MESSAGES:
@@ -434,8 +448,7 @@ class Pops:
                 ResponseCode.SYSTEM_ERROR,
                 f"the broker[{self._config.broker_ip1}] pop message is forbidden because timerWheelEnable is false",
             )
-        topic = self._access.readable_topic(header.topic, header.queue_id, connection)
-        group = self._access.group(header.consumer_group, connection)
+        topic, group = self._admit(header, connection)
         return _Asked(header, topic, group, pop_filter(header.topic, header.exp, header.exp_type),
                       connection, expires_ms)  # fmt: skip
 
