@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from broker.small_broker import START_MS, SmallBroker, queue
+from skylark.broker.turns import ITEMS_PER_TURN
 from skylark.wire import fastjson
 from skylark.wire.bodies import ResetOffsets
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -52,6 +54,33 @@ def test_by_time_with_the_group_offline(broker: SmallBroker, timestamp: int, off
     assert moved(answer) == {0: offset, 1: offset}
     assert broker.offsets.query("G", "T", 0) == offset
     assert broker.offsets.take_reset("G", "T", 0) == offset
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_of_a_topic_that_is_deleted_in_the_middle_nothing_is_left(
+    broker: SmallBroker, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
+) -> None:
+    broker.topic("W", queues=2 * ITEMS_PER_TURN)
+    broker.send("W", 2 * ITEMS_PER_TURN - 1)
+    really = broker.offsets.reset
+
+    def delete() -> None:
+        broker.topics.table.delete("W")
+        broker.offsets.remove_topics(["W"])
+        broker.store.delete_topic("W")
+        if is_made_anew:
+            broker.topic("W", queues=2 * ITEMS_PER_TURN)
+
+    def reset_and_delete(group: str, topic: str, queue_id: int, offset: int) -> None:
+        if queue_id == 0:
+            asyncio.get_running_loop().call_soon(delete)
+        really(group, topic, queue_id, offset)
+
+    monkeypatch.setattr(broker.offsets, "reset", reset_and_delete)
+    answer = reset(broker, topic="W", timestamp=-1)
+    assert (answer.code, answer.remark) == (ResponseCode.TOPIC_NOT_EXIST, "Topic W was deleted meanwhile")
+    assert broker.offsets.of("G", "W") == {}
+    assert not broker.offsets.has_reset("G", "W", 2 * ITEMS_PER_TURN - 1)
 
 
 def test_the_answer_is_a_table_by_queue(broker: SmallBroker) -> None:

@@ -128,6 +128,7 @@ class Resets:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
         if header.group not in self._groups:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group} does not exist")
+        deleted_at = self._store.deleted_offset(header.topic)
         if header.queue_id >= topic.read_queue_nums:
             raise RequestFailed(
                 ResponseCode.SYSTEM_ERROR,
@@ -144,6 +145,9 @@ class Resets:
         if not moved:
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
         async for queue, offset in steps(moved.items()):
+            if header.topic not in self._topics or self._store.deleted_offset(header.topic) != deleted_at:
+                # One that is made under its name begins anew, and offsets of this one would pass over its messages.
+                raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} was deleted meanwhile")
             self._offsets.reset(header.group, header.topic, queue, offset)
             self._arrivals.wake(header.topic, queue)
         return moved
