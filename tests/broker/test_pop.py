@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies, popped, turns
-from skylark.broker import offset_room
+from skylark.broker import offset_room, revive
 from skylark.broker.walks import QUEUES_PER_TURN
 from skylark.net.connection import RequestFailed
 from skylark.wire import pop
@@ -568,3 +569,29 @@ def test_a_message_for_a_queue_that_was_passed_is_found(
         assert answer.fields.get("hasMsg") == "true" or decode_record(answer.body).body == b"a"
 
     asyncio.run(main())
+
+
+def test_the_revive_queues_share_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = PopBroker(tmp_path)
+    queues = broker.config.revive_queue_num
+    for number in range(4 * queues):
+        broker.send(str(number))
+        assert broker.pop(), "each has a check point of its own"
+    read: list[int] = []
+    really = revive.Revive._take_in
+
+    def counted(self: revive.Revive, queue: Any, offset: int) -> None:
+        read.append(offset)
+        really(self, queue, offset)
+
+    monkeypatch.setattr(revive.Revive, "_take_in", counted)
+    monkeypatch.setattr(revive, "_MOST_A_TURN", queues)
+    broker.now_ms += 59_500
+    for _, message in broker.put.parked:
+        broker.store.append(message, broker.now_ms)
+    counts = []
+    while broker.popping.revive(broker.now_ms) == 0:
+        counts.append(len(read))
+    assert counts == [queues, 2 * queues, 3 * queues]
+    assert len(read) == 4 * queues
+    broker.store.close()

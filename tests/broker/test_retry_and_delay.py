@@ -223,6 +223,20 @@ def test_the_next_turn_comes_when_the_next_message_is_due(store: Store, tmp_path
     store.close()
 
 
+def test_the_levels_share_a_turn(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skylark.broker.delay._MOST_A_TURN", 3)
+    clock = Clockwork(store, tmp_path / "delayOffset.json")
+    for level in (1, 2, 18):
+        for number in range(4):
+            clock.send(b"%d-%d" % (level, number), level, NOW_MS)
+    late_ms, sizes = NOW_MS + 10_000_000, []
+    while clock.delayed.deliver(late_ms) == 0:
+        sizes.append(len(clock.delivered()))
+    assert sizes == [3, 6, 9, 12]
+    assert clock.delivered()[:9:3] == [b"1-0", b"2-0", b"18-0"], "who had no part in a turn comes first in the next"
+    store.close()
+
+
 def test_progress_is_kept_and_never_runs_ahead_of_the_disk(store: Store, tmp_path: Path) -> None:
     clock = Clockwork(store, tmp_path / "delayOffset.json")
     clock.send(b"one", 1, NOW_MS)

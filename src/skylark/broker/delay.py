@@ -42,14 +42,24 @@ class Delayed:
         self._path = path
         self.table = load(path, DelayOffsetTable) or DelayOffsetTable()
         self._captured = dict(self.table.offset_table)
+        self._first = 0  # the level that the next turn begins with
         self.held: HeldTable[DelayOffsetTable] = HeldTable(store, self._write)
         for level in range(1, len(self._delays_ms) + 1):
             self._correct(level)
 
     def deliver(self, now_ms: int) -> int:
         """Delivers what is due. Returns after how many milliseconds to call it again: 0 if more is due already, since a
-        turn is bounded so that it does not hold up the broker."""
-        return min(self._deliver_level(level, delay_ms, now_ms) for level, delay_ms in enumerate(self._delays_ms, 1))
+        turn, which all levels share, is bounded so that it does not hold up the broker."""
+        left, until = _MOST_A_TURN, self._store.log_max_offset + MOST_BYTES_A_TURN
+        wait_ms, count = _POLL_MS, len(self._delays_ms)
+        for at in range(self._first, self._first + count):
+            delivered, level_wait_ms = self._deliver_level(at % count + 1, now_ms, left, until)
+            left -= delivered
+            wait_ms = min(wait_ms, level_wait_ms)
+            if left <= 0 or self._store.log_max_offset >= until:
+                self._first = (at + 1) % count  # the others come first now
+                return 0
+        return wait_ms
 
     def save(self, now_ms: int) -> None:
         """Writes delayOffset.json if anything has changed, but never ahead of the log: after a power failure the table
@@ -67,23 +77,25 @@ class Delayed:
     def _write(self, table: DelayOffsetTable) -> None:
         save(self._path, table)
 
-    def _deliver_level(self, level: int, delay_ms: int, now_ms: int) -> int:
-        offset = self.table.offset_table.get(level, 0)
-        queue_id = level - 1
-        end = min(self._store.max_offset(SCHEDULE_TOPIC, queue_id), offset + _MOST_A_TURN)
-        until = self._store.log_max_offset + MOST_BYTES_A_TURN
+    def _deliver_level(self, level: int, now_ms: int, most: int, until: int) -> tuple[int, int]:
+        """Delivers what is due of a level, up to so many messages and to where the log may go; how many those were,
+        and after how many milliseconds to look again.
+        """
+        begin = offset = self.table.offset_table.get(level, 0)
+        queue_id, delay_ms = level - 1, self._delays_ms[level - 1]
+        end = min(self._store.max_offset(SCHEDULE_TOPIC, queue_id), offset + most)
         while offset < end and self._store.log_max_offset < until:
             entry = self._store.entry(SCHEDULE_TOPIC, queue_id, offset)
             if entry is None and self._correct(level):
-                return 0
+                return offset - begin, 0
             # A due time further away than the level allows shows that the clock was set back: deliver now.
             if entry is not None and now_ms < entry.tag_code <= now_ms + delay_ms:
-                return min(entry.tag_code - now_ms, _POLL_MS)
+                return offset - begin, min(entry.tag_code - now_ms, _POLL_MS)
             if not self._deliver(queue_id, offset, entry, now_ms):
-                return _POLL_MS
+                return offset - begin, _POLL_MS
             offset += 1
             self.table.offset_table[level] = offset
-        return 0 if offset < self._store.max_offset(SCHEDULE_TOPIC, queue_id) else _POLL_MS
+        return offset - begin, 0 if offset < self._store.max_offset(SCHEDULE_TOPIC, queue_id) else _POLL_MS
 
     def _deliver(self, queue_id: int, offset: int, entry: QueueEntry | None, now_ms: int) -> bool:
         """Moves one message, unless that can never be; False if the store takes nothing now."""

@@ -67,6 +67,7 @@ PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"
 GRACE_MS: Final = 1_000
 _MOST_AHEAD_MS: Final = 10_000
 _MOST_A_TURN: Final = 2_000
+"""Records that are read, and messages that are copied below, of all queues together."""
 _MOST_COPIES_A_TURN: Final = 500
 _RETRY_QUEUES: Final = 1
 
@@ -174,7 +175,7 @@ class Revive:
         if not low <= queue.read_at <= end:
             log.warning("revive queue %d has %d to %d: %d is outside of that", queue.queue_id, low, end, queue.read_at)
             queue.read_at = min(max(queue.read_at, low), end)
-        stop = min(end, queue.read_at + _MOST_A_TURN)
+        stop = min(end, queue.read_at + max(1, _MOST_A_TURN // len(self._queues)))
         while queue.read_at < stop:
             self._take_in(queue, queue.read_at)
             queue.read_at += 1
