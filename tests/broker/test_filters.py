@@ -10,7 +10,7 @@ import pytest
 
 from broker.live import MAY_SUSPEND, Live, live_broker, messages_of
 from skylark.broker.config import BrokerConfig
-from skylark.broker.filterdata import FilterTable
+from skylark.broker.filterdata import FilterData, FilterTable
 from skylark.broker.filters import message_filter, retry_filter
 from skylark.selectors import compile_selector
 from skylark.wire.bodies import CheckClient, ConsumerData, Heartbeat, Subscription, encode_body
@@ -199,6 +199,38 @@ def test_entries_die_come_back_and_are_forgotten(tmp_path: Path) -> None:
     assert loaded.is_dead
     again.clean(2000 + 1000)
     assert again.get("t", "g") is None
+
+
+def test_a_heartbeat_costs_what_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_ms, count = 1_700_000_000_000, 300
+    table = FilterTable(tmp_path, BrokerConfig(), now_ms)
+    wanted = [
+        Subscription(topic=f"t{number}", sub_string="a = 1", sub_version=1, expression_type="SQL92")
+        for number in range(count)
+    ]
+    looked_at = 0
+
+    def counted(data: FilterData) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return data.dead_time >= data.born_time
+
+    caplog.set_level("INFO")
+    table.subscribed("g", wanted, now_ms)
+    caplog.clear()
+    table.subscribed("g", wanted[:2], now_ms + 1)
+    assert [record.getMessage() for record in caplog.records] == ["g does not filter t10 and 297 more any more"]
+    monkeypatch.setattr(FilterData, "is_dead", property(counted))
+    table.subscribed("g", wanted[:2], now_ms + 2)
+    assert looked_at < 10, "those that are dead already"
+    table.subscribed("g", wanted[1:3], now_ms + 3)
+    table.left("g", now_ms + 4)
+    died = {data.topic: data.dead_time - now_ms for data in table._groups["g"].values()}
+    assert died == {"t0": 3, "t1": 4, "t2": 4} | {f"t{number}": 1 for number in range(3, count)}
+    table.clean(now_ms + 2 * BrokerConfig().filter_data_clean_time_span)
+    assert (table._living, table._groups) == ({}, {})
 
 
 def test_records_are_filtered_by_their_properties() -> None:

@@ -82,6 +82,7 @@ class FilterTable:
         self._hosts: dict[tuple[str, str], str] = {}  # group and topic -> whose share the entry counts for
         self._bloom = Bloom(config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter)
         self._groups: dict[str, dict[str, FilterData]] = {}
+        self._living: dict[str, set[str]] = {}  # group -> topics of its entries that are not dead
         self._checked_ms = now_ms
         self._unchecked = _CHECKED_CHARACTERS
         self._swept_ms = now_ms
@@ -115,11 +116,11 @@ class FilterTable:
         if refused:
             log.error("%d expressions of %s are not taken, first that for %s: %s",
                       len(refused), group, refused[0], self._fullness(host))  # fmt: skip
-        self._bury(group, (each for topic, each in self._groups.get(group, {}).items() if topic not in topics), now_ms)
+        self._bury(group, self._living.get(group, set()) - topics, now_ms)
 
     def left(self, group: str, now_ms: int) -> None:
         """The last member of the group is gone."""
-        self._bury(group, self._groups.get(group, {}).values(), now_ms)
+        self._bury(group, self._living.get(group, set()).copy(), now_ms)
 
     def clean(self, now_ms: int) -> None:
         """Removes what has been dead for long; called every few seconds."""
@@ -176,6 +177,8 @@ class FilterTable:
         self._groups.setdefault(data.consumer_group, {})[data.topic] = data
         self._size_bytes += data.size_bytes
         self._unsaved = True
+        if not data.is_dead:
+            self._living.setdefault(data.consumer_group, set()).add(data.topic)
 
     def _own(self, data: FilterData, host: str) -> None:
         """The entry counts for the host's share, unless it does for another's: a restart forgets whose it was."""
@@ -187,7 +190,14 @@ class FilterTable:
         del self._groups[data.consumer_group][data.topic]
         self._size_bytes -= data.size_bytes
         self._shares.add(self._hosts.pop((data.consumer_group, data.topic), ""), -data.size_bytes)
+        self._dies(data.consumer_group, data.topic)
         self._unsaved = True
+
+    def _dies(self, group: str, topic: str) -> None:
+        living = self._living.get(group, set())
+        living.discard(topic)
+        if not living:
+            self._living.pop(group, None)
 
     def _register(self, group: str, subscription: Subscription, now_ms: int, host: str) -> bool:
         """Whether there is room for what the group wants of a topic."""
@@ -203,6 +213,7 @@ class FilterTable:
                 self._unsaved = True
             if old.is_dead and version == old.client_version:
                 old.dead_time = 0
+                self._living.setdefault(group, set()).add(old.topic)
                 self._unsaved = True
             self._own(old, host)
             return True
@@ -275,12 +286,15 @@ class FilterTable:
             f"all {self._size_bytes}"
         )
 
-    def _bury(self, group: str, entries: Iterable[FilterData], now_ms: int) -> None:
-        for data in entries:
-            if not data.is_dead:
-                log.info("%s does not filter %s any more", group, data.topic)
-                data.dead_time = now_ms
-                self._unsaved = True
+    def _bury(self, group: str, topics: set[str], now_ms: int) -> None:
+        for topic in topics:
+            data = self._groups[group][topic]
+            data.dead_time = max(now_ms, data.born_time)
+            self._dies(group, topic)
+        if topics:
+            more = f" and {len(topics) - 1} more" if len(topics) > 1 else ""
+            log.info("%s does not filter %s%s any more", group, min(topics), more)
+            self._unsaved = True
 
 
 def _size_bytes(group: str, topic: str, expression: str) -> int:
