@@ -220,6 +220,20 @@ def test_what_waits_for_a_heartbeat_is_bounded(tmp_path: Path, monkeypatch: pyte
     asyncio.run(run())
 
 
+def test_a_heartbeat_that_takes_long_to_read_is_refused(tmp_path: Path) -> None:
+    group = b'{"groupName":"g","consumeType":"CONSUME_PASSIVELY","subscriptionDataSet":[%s]}'
+    subscriptions = b",".join([b'{"topic":"T"}'] * client_requests.MAX_OBJECTS)
+    body = b'{"clientID":"a","producerDataSet":[],"consumerDataSet":[%s]}' % (group % subscriptions)
+
+    async def run() -> None:
+        bench = Bench(tmp_path)
+        with pytest.raises(RequestFailed, match=f"may have up to {client_requests.MAX_OBJECTS}") as refused:
+            await beats_on(bench, peer("a"), Frame(RequestCode.HEART_BEAT, body=body))
+        assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
+
+    asyncio.run(run())
+
+
 def test_a_heartbeat_takes_turns_by_what_its_groups_subscribe_to(tmp_path: Path) -> None:
     async def run() -> int:
         bench, connection = Bench(tmp_path), peer("a")

@@ -53,8 +53,8 @@ MAX_WAITING: Final = 4_096
 _QUICK_BYTES: Final = 32 << 10
 """Of a heartbeat that is read before it is known what it says."""
 MAX_OBJECTS: Final = 32_768
-"""Of a heartbeat: groups and subscriptions. To read one takes a microsecond, and a client that writes all that belongs to
-one says no more in what a body may have."""
+"""Of a heartbeat: groups and subscriptions. To read one takes a microsecond; of those that clients write, which say all
+that there is to say, not so many fit into a body."""
 _WEIGHT_PER_TURN: Final = 1_024
 _GROUP_WEIGHT: Final = 16
 """What a group takes, where a subscription takes 1."""

@@ -12,8 +12,8 @@ from skylark.net.hosts import host_key
 
 
 class Shares:
-    """How much of a table each host holds, in whatever the table is measured by. A host is given by any of its addresses,
-    and the broker itself as ""."""
+    """How much of a table each host holds, in whatever the table is measured by. A host is given by any of its
+    addresses, and the broker itself by ""."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
