@@ -134,6 +134,12 @@ class Cluster:
             name: data.broker_addrs[MASTER_ID] for name, data in sorted(table.items()) if MASTER_ID in data.broker_addrs
         }
 
+    def groups(self) -> dict[str, dict[int, str]]:
+        """The addresses of every broker's master and slaves by their ids: also of one that has no master now."""
+        reply = self._ask_name_server(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
+        table = decode_body(ClusterInfo, reply.body).broker_addr_table
+        return {name: dict(data.broker_addrs) for name, data in sorted(table.items()) if data.broker_addrs}
+
     def queues(self, topic: str, *, must_exist: bool = False) -> list[Queue]:
         """The queues that can be read now. A topic that `must_exist` is waited for: its broker may be restarting."""
         route = self.retrying(lambda: self._existing(topic)) if must_exist else self.route(topic, refresh=True)
