@@ -140,6 +140,10 @@ class Cluster:
         table = decode_body(ClusterInfo, reply.body).broker_addr_table
         return {name: dict(data.broker_addrs) for name, data in sorted(table.items()) if data.broker_addrs}
 
+    def connect_to(self, address: str) -> BlockingConnection:
+        """A connection to the server there, whatever topics it has."""
+        return self._connection(address)
+
     def queues(self, topic: str, *, must_exist: bool = False) -> list[Queue]:
         """The queues that can be read now. A topic that `must_exist` is waited for: its broker may be restarting."""
         route = self.retrying(lambda: self._existing(topic)) if must_exist else self.route(topic, refresh=True)

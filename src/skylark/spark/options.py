@@ -118,9 +118,16 @@ class Writing(Connecting, rename="camel", kw_only=True, frozen=True):
     ledger_topic: Annotated[
         str, Meta(description="where exactly-once writes note what is decided; it has one queue")
     ] = "skylark_spark_ledger"
+    fail_on_other_rows: Annotated[
+        bool,
+        Meta(description="fail when a batch that was decided comes again with other rows; else what was decided stays"),
+    ] = True
     max_in_flight: Annotated[
         int, Meta(ge=1, le=4096, description="requests of a task that may wait for their answer")
     ] = 64
+    max_body_bytes: Annotated[
+        Positive | None, Meta(description="the largest body; else the `maxMessageSize` of the brokers")
+    ] = None
 
     @property
     def is_exactly_once(self) -> bool:

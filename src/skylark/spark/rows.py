@@ -3,7 +3,8 @@
 A row has any of these columns, `body` at least; a null in any but `topic` and `body` means that there is none:
 
     topic        string                              where it goes, unless the option `topic` says it for all
-    body         binary or string
+    body         binary or string                    null only where the topic is compacted: an empty one, which deletes
+                                                     the key that the row names
     tags, keys   string; keys also array<string>
     properties   map<string,string>                  what the system sets itself is left out, so that the properties
                                                      of messages that were read can be written again
@@ -14,7 +15,7 @@ A row has any of these columns, `body` at least; a null in any but `topic` and `
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +36,7 @@ from pyspark.sql.types import (
 )
 
 from skylark.client.errors import InvalidMessage
-from skylark.client.validation import check_body, check_encoded_properties, check_labels, check_send_topic, is_reserved
+from skylark.client.validation import check_encoded_properties, check_labels, check_send_topic, is_reserved
 from skylark.spark.options import BadOption, Writing
 from skylark.wire.message import (
     KEY_SEPARATOR,
@@ -131,8 +132,17 @@ class Rows:
     def has_delays(self) -> bool:
         return "delay" in self._positions
 
-    def messages(self, batch: pa.RecordBatch, unique_keys: Sequence[str], first_row: int) -> Iterator[Outgoing]:
-        """The messages of a batch, with these unique keys. Raises BadRow, with the number of the row in its task."""
+    def messages(
+        self,
+        batch: pa.RecordBatch,
+        unique_keys: Sequence[str],
+        first_row: int,
+        is_compacted: Callable[[str], bool] = lambda topic: False,
+    ) -> Iterator[Outgoing]:
+        """The messages of a batch, with these unique keys. Raises BadRow, with the number of the row in its task.
+
+        `is_compacted` says of a topic whether an empty body deletes its key there.
+        """
         count = batch.num_rows
         nothing: list[Any] = [None] * count
         values = {name: self._values(batch, name) for name in self._positions}
@@ -150,7 +160,7 @@ class Rows:
         )
         for row, values_of_row in enumerate(columns, first_row):
             try:
-                yield _message(delay_property, *values_of_row)
+                yield _message(delay_property, is_compacted, *values_of_row)
             except InvalidMessage as e:
                 raise BadRow(f"row {row} of its partition can't be sent: {e}") from None
 
@@ -180,6 +190,7 @@ def is_own(name: str) -> bool:
 
 def _message(
     delay_property: str,
+    is_compacted: Callable[[str], bool],
     topic: str | None,
     body: bytes | None,
     tags: str | None,
@@ -191,10 +202,15 @@ def _message(
 ) -> Outgoing:
     if topic is None:
         raise InvalidMessage("its topic is null")
-    if body is None:
-        raise InvalidMessage("its body is null")
     check_send_topic(topic)
-    check_body(body)
+    is_tombstone = False
+    if body is None:
+        if not is_compacted(topic):
+            raise InvalidMessage(
+                f"its body is null, and topic {topic} is not compacted (cleanup.policy=COMPACTION), where that deletes "
+                "a key; coalesce(body, '') makes it an empty one"
+            )
+        body, is_tombstone = b"", True
     properties: dict[str, str] = {}
     if given:
         own = {name: value for name, value in given if value is not None and value != "" and is_own(name)}
@@ -214,11 +230,13 @@ def _message(
         check_labels(tags or None, several or None, None)
     if delay is not None:
         if delay < 0:
-            raise InvalidMessage(f"its delay is {delay} ms")
+            raise InvalidMessage(f"its delay is {delay} ms; 0 or more are allowed")
         properties[delay_property] = str(delay)
     if ordering_key is not None and ordering_key != "":
         properties[PROPERTY_SHARDING_KEY] = str(ordering_key)
         check_labels(None, None, {PROPERTY_SHARDING_KEY: properties[PROPERTY_SHARDING_KEY]})
+    if is_tombstone and PROPERTY_KEYS not in properties:
+        raise InvalidMessage("its body is null and it has no keys: in a compacted topic null deletes a key")
     properties[PROPERTY_UNIQUE_KEY] = unique_key
     size = sum(map(len, properties)) + sum(map(len, properties.values())) + 2 * len(properties)
     if size > _SURELY_SHORT:

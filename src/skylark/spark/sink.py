@@ -8,7 +8,7 @@ with the same unique keys as long as it has the same rows in the same order: con
 
 Exactly-once, with Skylark: see `ledger`. A batch that Spark runs again, after a death of the driver say, is either
 decided, then its tasks send nothing and the driver finishes it; or it is not, then all that was sent for it before is
-never delivered.
+never delivered. Either way the tasks read their rows: the driver compares what they are with what was decided.
 
 Spark builds a writer beside the driver, pickles it, and calls `write` in the workers, `commit` and `abort` in yet
 another process: so a writer holds no connection.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,14 +28,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from skylark.client.errors import RocketMQError
+from skylark.client.errors import InvalidMessage, RocketMQError, RouteNotFound
 from skylark.spark.cluster import Cluster
-from skylark.spark.ledger import Ledger, Places, require_skylark, runtime_info
+from skylark.spark.content import Content, Tally, total
+from skylark.spark.halves import Halves
+from skylark.spark.ledger import Ledger, Manifest, require_skylark, runtime_info
 from skylark.spark.options import BadOption, Writing
-from skylark.spark.outbox import Outbox, Pack
-from skylark.spark.rows import Rows
-from skylark.wire.frame import Frame
-from skylark.wire.records import parse_message_id
+from skylark.spark.outbox import Outbox
+from skylark.spark.rows import BadRow, Outgoing, Rows
+from skylark.spark.settings import Compacted
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,11 @@ _WITHOUT_TIMERS: Final = ("V3_", "V4_")
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _THE_ONLY_BATCH: Final = 0
+_NEW_CHECKPOINT: Final = "Start with a new checkpoint, from the position that you want (startingOffsets)"
+
+
+class OtherRows(RocketMQError):
+    """A batch that was decided comes again with other rows."""
 
 
 @dataclass
@@ -53,29 +59,39 @@ class Sent(WriterCommitMessage):
 
     query: str
     attempt: str = ""
-    count: int = 0
-    places: list[Places] = field(default_factory=list)
-    """of its half messages; none if the batch was decided before"""
+    content: Content | None = None
+    """what its rows were; only with exactly-once"""
+    parts: list[int] = field(default_factory=list)
+    """the entries of the ledger with the places of its half messages"""
+    was_decided: bool = False
+    """it found the batch decided and sent nothing"""
 
 
 class Delivery:
-    """What batch and stream writers have in common."""
+    """What batch and stream writers have in common. Made beside the driver, before the tasks."""
 
     def __init__(self, options: Writing, schema: StructType) -> None:
         self._options = options
         self._rows = Rows(schema, options)
-        if options.is_exactly_once:
-            with self._cluster() as cluster:
+        with self._cluster() as cluster:
+            if options.is_exactly_once:
                 Ledger(cluster, options.ledger_topic, options.group).prepare()
+            self._existing = frozenset([options.topic] if options.topic and _exists(cluster, options.topic) else ())
 
-    def send(self, batches: Iterator[pa.RecordBatch], query: str, batch: int, partition: int) -> Sent:
-        """A task's part: sends the rows, or prepares them. Returns when all are acknowledged."""
+    def send(
+        self, batches: Iterator[pa.RecordBatch], query: str, batch: int, partition: int, *, is_later: bool = False
+    ) -> Sent:
+        """A task's part: sends the rows, or prepares them. Returns when all are acknowledged.
+
+        `is_later` says that there were batches of this query before, so its topics should be there.
+        """
         with self._cluster() as cluster:
             if self._options.is_exactly_once:
-                return self._prepare_all(cluster, batches, query, batch, partition)
-            outbox = self._outbox(cluster, partition)
-            count = self._send_all(outbox, batches, unique_keys(query, str(batch), str(partition)))
-            return Sent(query, count=count)
+                return self._prepare_all(cluster, batches, query, batch, partition, is_later)
+            outbox = self._outbox(cluster, partition, is_later)
+            self._send_all(cluster, batches, unique_keys(query, str(batch), str(partition)), outbox.put)
+            outbox.flush()
+            return Sent(query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """The driver's part: decides, unless that is done already, and has everything delivered."""
@@ -85,27 +101,16 @@ class Delivery:
         query = sent[0].query
         with self._cluster() as cluster:
             ledger = Ledger(cluster, self._options.ledger_topic, self._options.group)
-            found = ledger.verdict(query, batch)
-            if found.manifest is None:
-                if not any(task.count for task in sent):
-                    return
-                attempts = [task.attempt for task in sent]
-                found = ledger.decide(query, batch, attempts, (part for task in sent for part in task.places))
-            if found.manifest is None:
-                raise RocketMQError(
-                    f"the decision for batch {batch} of query {query} is not in ledger "
-                    f"{self._options.ledger_topic!r}: the batch was aborted meanwhile, or the broker of the ledger has "
-                    "messageIndexEnable=false"
-                )
-            if not found.is_done:
-                ledger.finish(query, batch, found.manifest)
+            manifest, is_done = self._decided(ledger, query, batch, sent)
+            if not is_done:
+                ledger.finish(query, batch, manifest)
             for task in sent:
-                if task.attempt not in found.manifest.attempts:
-                    ledger.roll_back(task.places)
+                if task.attempt not in manifest.attempts:
+                    ledger.roll_back(task.parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Rolls back what surely no manifest names. What can't be done here, the broker does when it gives up."""
-        sent = [message for message in messages if isinstance(message, Sent) and message.places]
+        sent = [message for message in messages if isinstance(message, Sent) and message.parts]
         if not sent:
             return
         query = sent[0].query
@@ -116,14 +121,61 @@ class Delivery:
                 decided = found.manifest.attempts if found.manifest is not None else []
                 for task in sent:
                     if task.attempt not in decided:
-                        ledger.roll_back(task.places)
+                        ledger.roll_back(task.parts)
         except RocketMQError as e:
             log.warning("half messages of batch %d of query %s are left to the broker: %s", batch, query, e)
+
+    def _decided(self, ledger: Ledger, query: str, batch: int, sent: Sequence[Sent]) -> tuple[Manifest, bool]:
+        """The decision for a batch, made now if there is none, and whether it is carried out.
+
+        Raises OtherRows if it is for other rows than these.
+        """
+        given = total(self._options.topic, (task.content for task in sent if task.content is not None))
+        found = ledger.verdict(query, batch)
+        if found.manifest is None:
+            if any(task.was_decided for task in sent):
+                raise RocketMQError(
+                    f"ledger {self._options.ledger_topic!r} had a decision for batch {batch} of query {query}, and has "
+                    "none any more: nothing is sent, since it may be delivered already; see to the broker of the ledger"
+                )
+            latest = ledger.latest(query)
+            if latest is not None and latest > batch:
+                raise OtherRows(
+                    f"batch {batch} of query {query} is not in ledger {self._options.ledger_topic!r}, but batch "
+                    f"{latest} is: the checkpoint is older than what the ledger remembers (fileReservedTime), and its "
+                    f"rows may be delivered already. Nothing was sent. {_NEW_CHECKPOINT}"
+                )
+            attempts = [task.attempt for task in sent]
+            found = ledger.decide(query, batch, attempts, [part for task in sent for part in task.parts], given)
+        if found.manifest is None:
+            raise RocketMQError(
+                f"the decision for batch {batch} of query {query} is not in ledger "
+                f"{self._options.ledger_topic!r}: the batch was aborted meanwhile, or the broker of the ledger has "
+                "messageIndexEnable=false"
+            )
+        decided = found.manifest.content
+        if decided is not None and decided != given:
+            self._refuse(query, batch, decided, given)
+        return found.manifest, found.is_done
+
+    def _refuse(self, query: str, batch: int, decided: Content, given: Content) -> None:
+        differs = (
+            f"batch {batch} of query {query} was decided with {decided}, and comes again with {given}. "
+            "Nothing of the latter was sent"
+        )
+        if not self._options.fail_on_other_rows:
+            log.warning("%s: failOnOtherRows=false", differs)
+            return
+        raise OtherRows(
+            f"{differs}. Either its checkpoint was restored or copied, the writeId was used before, the topic was "
+            f"changed, or the query gives other rows each time (rand(), uuid()). {_NEW_CHECKPOINT}, or another "
+            "writeId; if what was decided is what you want, go on with failOnOtherRows=false"
+        )
 
     def _cluster(self) -> Cluster:
         return Cluster(self._options.name_server, self._options.timeout_s)
 
-    def _outbox(self, cluster: Cluster, partition: int, halves: Halves | None = None) -> Outbox:
+    def _outbox(self, cluster: Cluster, partition: int, is_later: bool, halves: Halves | None = None) -> Outbox:
         def check(broker: str, topic: str) -> None:
             if halves is not None or self._rows.has_delays:
                 info = runtime_info(cluster, broker, topic)
@@ -144,57 +196,77 @@ class Delivery:
             halves=halves is not None,
             on_stored=halves.stored if halves is not None else lambda pack, reply: None,
             on_broker=check,
+            max_body_bytes=self._options.max_body_bytes,
+            existing=self._existing,
+            is_later=is_later,
         )
 
-    def _send_all(self, outbox: Outbox, batches: Iterator[pa.RecordBatch], keys: UniqueKeys) -> int:
+    def _send_all(
+        self,
+        cluster: Cluster,
+        batches: Iterator[pa.RecordBatch],
+        keys: UniqueKeys,
+        put: Callable[[Outgoing], None],
+    ) -> None:
+        compacted = Compacted(cluster)
         count = 0
         for batch in batches:
-            for message in self._rows.messages(batch, keys.of(count, batch.num_rows), count):
-                outbox.put(message)
+            row = count
+            for message in self._rows.messages(batch, keys.of(count, batch.num_rows), count, compacted.holds):
+                try:
+                    put(message)
+                except InvalidMessage as e:
+                    raise BadRow(f"row {row} of its partition can't be sent: {e}") from None
+                row += 1
             count += batch.num_rows
-        outbox.flush()
-        return count
 
     def _prepare_all(
-        self, cluster: Cluster, batches: Iterator[pa.RecordBatch], query: str, batch: int, partition: int
+        self,
+        cluster: Cluster,
+        batches: Iterator[pa.RecordBatch],
+        query: str,
+        batch: int,
+        partition: int,
+        is_later: bool,
     ) -> Sent:
         ledger = Ledger(cluster, self._options.ledger_topic, self._options.group)
         attempt = uuid.uuid4().hex
+        # Each attempt has keys of its own: by them the broker tells transactions apart.
+        keys = unique_keys(query, str(batch), str(partition), attempt)
+        tally = Tally(self._options.topic)
         if ledger.verdict(query, batch).manifest is not None:
-            return Sent(query, attempt)
-        halves = Halves()
+            self._send_all(cluster, batches, keys, tally.add)
+            return Sent(query, attempt, tally.content, was_decided=True)
+        halves = Halves(ledger, self._options.group)
+        outbox = self._outbox(cluster, partition, is_later, halves)
+
+        def put(message: Outgoing) -> None:
+            outbox.put(message)
+            tally.add(message)
+
         try:
-            # Each attempt has keys of its own: by them the broker tells transactions apart.
-            keys = unique_keys(query, str(batch), str(partition), attempt)
-            count = self._send_all(self._outbox(cluster, partition, halves), batches, keys)
+            self._send_all(cluster, batches, keys, put)
+            outbox.flush()
+            halves.note_all()
         except Exception:
-            self._give_up(ledger, halves)
+            self._give_up(halves)
             raise
-        return Sent(query, attempt, count, halves.places())
+        return Sent(query, attempt, tally.content, halves.parts)
 
     @staticmethod
-    def _give_up(ledger: Ledger, halves: Halves) -> None:
-        """Nobody else knows of these half messages, so nobody can have decided for them."""
+    def _give_up(halves: Halves) -> None:
         try:
-            ledger.roll_back(halves.places())
+            halves.roll_back()
         except RocketMQError as e:
             log.warning("half messages are left to the broker: %s", e)
 
 
-class Halves:
-    """Where the half messages of a task are."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, list[tuple[int, int]]] = {}
-        self._topics: dict[str, str] = {}
-
-    def stored(self, pack: Pack, reply: Frame) -> None:
-        pair = int(reply.fields["queueOffset"]), parse_message_id(reply.fields["msgId"])[1]
-        self._pairs.setdefault(pack.broker, []).append(pair)
-        self._topics.setdefault(pack.broker, pack.topic)
-
-    def places(self) -> list[Places]:
-        return [Places.pack(broker, self._topics[broker], pairs) for broker, pairs in self._pairs.items()]
+def _exists(cluster: Cluster, topic: str) -> bool:
+    try:
+        cluster.route(topic)
+    except RouteNotFound:
+        return False
+    return True
 
 
 class UniqueKeys:
@@ -227,6 +299,8 @@ class BatchWriter(DataSourceArrowWriter):
                 "option writeId is missing: with deliveryGuarantee=exactly-once a batch write needs a name, by which "
                 "it is recognised when it is run again"
             )
+        if options.write_id is not None and len(options.write_id.split()) != 1:
+            raise BadOption(f"option writeId={options.write_id!r}: expected a name without blanks")
         self._delivery = Delivery(options, schema)
         self._name = f"write-{options.write_id or uuid.uuid4().hex}"
 
@@ -251,7 +325,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise RuntimeError("Spark did not tell a task of a stream its query and batch")
-        return self._delivery.send(iterator, query, int(batch), task.partitionId())
+        return self._delivery.send(iterator, query, int(batch), task.partitionId(), is_later=int(batch) > 0)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._delivery.commit(messages, batchId)
