@@ -208,12 +208,9 @@ class World:
         self.watch(address, request)
         self.check(address)
         if address == NAME_SERVER:
-            reply = self._name(request)
-        else:
-            broker = next(broker for broker in self.brokers.values() if broker.address == address)
-            reply = broker.answer(request, int(self.now_s * 1000))
-        self.after(address, request)
-        return reply
+            return self._name(request)
+        broker = next(broker for broker in self.brokers.values() if broker.address == address)
+        return broker.answer(request, int(self.now_s * 1000))
 
     def check(self, address: str) -> None:
         if address == NAME_SERVER:
@@ -272,7 +269,7 @@ def connections(world: World) -> type[Any]:
         def __init__(self, address: str, timeout_s: float) -> None:
             world.check(address)
             self.address = address
-            self._replies: dict[int, Frame] = {}
+            self._replies: dict[int, Frame | ConnectionError] = {}
             self._numbers = count(1)
             self._is_open = True
 
@@ -287,6 +284,10 @@ def connections(world: World) -> type[Any]:
                 raise ConnectionError(f"the connection to {self.address} is closed")
             number = next(self._numbers)
             self._replies[number] = world.answer(self.address, request)
+            try:
+                world.after(self.address, request)
+            except ConnectionError as e:
+                self._replies[number] = e  # found when somebody looks for the answer
             return number
 
         def post_all(self, requests: Iterable[Frame]) -> list[int]:
@@ -295,7 +296,11 @@ def connections(world: World) -> type[Any]:
         def take(self, number: int) -> Frame:
             if not self._is_open:
                 raise ConnectionError(f"the connection to {self.address} is closed")
-            return self._replies.pop(number)
+            reply = self._replies.pop(number)
+            if isinstance(reply, ConnectionError):
+                self.close()
+                raise reply
+            return reply
 
         def close(self) -> None:
             self._is_open = False

@@ -274,9 +274,9 @@ class Ledger:
     def _keep(self, queues: Sequence[Queue]) -> Queue:
         if len(queues) != 1:
             raise BadOption(
-                f"option ledgerTopic={self._topic!r}: the topic has {len(queues)} queues "
-                f"({', '.join(f'{queue.queue_id} at broker {queue.broker}' for queue in queues[:8])}), and a ledger "
-                "has exactly one, which gives its entries their order; name a topic that does not exist, and it is made so"
+                f"option ledgerTopic={self._topic!r}: the topic has {len(queues)} queues (at broker "
+                f"{', '.join(dict.fromkeys(queue.broker for queue in queues))}), and a ledger has exactly one, which "
+                "gives its entries their order; name a topic that does not exist, and it is made so"
             )
         self._found = queues[0]
         return queues[0]
