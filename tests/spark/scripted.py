@@ -54,7 +54,7 @@ class Broker:
         self.sizes: list[int] = []
         """of what came in one request"""
         self.halves: list[tuple[int, Half]] = []
-        self.index: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+        self.index: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
         self._by_offset: dict[int, tuple[int, Half]] = {}
         self._offsets = count(_FIRST_ID)
         if makes_topics:
@@ -85,8 +85,10 @@ class Broker:
             case RequestCode.END_TRANSACTION:
                 return self._end(request)
             case RequestCode.QUERY_MESSAGE:
-                found = self.index[request.fields["topic"], request.fields["key"]]
-                some = found[::-1][: min(64, int(request.fields["maxNum"]))]
+                fields = request.fields
+                found = self.index[fields["topic"], fields["key"]][::-1]
+                end_ms = int(fields["endTimestamp"])
+                some = [record for stored_ms, record in found if stored_ms <= end_ms][: min(64, int(fields["maxNum"]))]
                 return request.reply(body=b"".join(some)) if some else request.reply(ResponseCode.QUERY_NOT_FOUND)
             case RequestCode.PULL_MESSAGE:
                 queue = self.queues[request.fields["topic"], int(request.fields["queueId"])]
@@ -143,7 +145,7 @@ class Broker:
         )
         queue.append(record)
         for key in properties.get("KEYS", "").split():
-            self.index[topic, key].append(record)
+            self.index[topic, key].append((now_ms, record))
         self.bodies[topic].append(body)
         return place
 

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from spark.model import Model, world_of
+from skylark.spark import ledger, sole
+from skylark.spark.cluster import Cluster
+from skylark.spark.halves import Halves
+from skylark.spark.ledger import Aborted, Entry, Places, Verdict
+from skylark.wire.message import SYS_TRANSACTION_COMMIT
+from spark.model import Model, Violation, world_of
 from spark.scripted import play
 
 SEQUENCES = int(os.environ.get("SKYLARK_SINK_SEQUENCES", "2000"))
@@ -27,10 +34,51 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return model.seen
 
 
-def test_each_row_once_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def run_all(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     seen: Counter[str] = Counter()
-    for seed in range(FIRST, FIRST + SEQUENCES):
+    for seed in seeds:
         seen += run(seed, monkeypatch)
+    return seen
+
+
+def test_each_row_once_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = run_all(range(FIRST, FIRST + SEQUENCES), monkeypatch)
     if SEQUENCES >= 1000:
         wanted = ("Died", "OtherRows", "away too long", "task", "late", "restore", "fork", "second_driver", "committed")
         assert all(seen[kind] >= 20 for kind in wanted), seen
+
+
+def unmarked(cluster: Cluster, topic: str, address: str, perm: int, put: Any = sole._put) -> None:
+    if perm:
+        put(cluster, topic, address, perm)
+
+
+def unaborted(entries: Iterable[Entry], verdict: Any = ledger.verdict) -> Verdict:
+    return verdict(entry for entry in entries if not isinstance(entry, Aborted))  # type: ignore[no-any-return]
+
+
+def without_group(broker: str, topic: str, offsets: Any, group: str, pack: Any = Places.pack) -> Places:
+    return pack(broker, topic, offsets)  # type: ignore[no-any-return]
+
+
+def at_once(self: Halves, broker: str, decision: int = SYS_TRANSACTION_COMMIT, note: Any = Halves._note) -> None:
+    self._ledger.end(self._places(broker), decision)
+    note(self, broker)
+
+
+@pytest.mark.parametrize(
+    ("place", "defect"),
+    [
+        ("sink.Delivery._refuse", lambda *given: None),
+        ("sole._put", unmarked),
+        ("ledger.verdict", unaborted),
+        ("ledger.Places.pack", without_group),
+        ("halves.Halves._note", at_once),
+        ("sink.Ledger.finish", lambda *given: None),
+    ],
+)
+def test_the_model_finds(place: str, defect: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be wrong without each of the parts that make it right."""
+    monkeypatch.setattr(f"skylark.spark.{place}", defect)
+    with pytest.raises(Violation):
+        run_all(range(2000), monkeypatch)
