@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
 from skylark.client.errors import NotReachable, RequestTimeout, RocketMQError
-from skylark.spark.options import Writing, write_options
+from skylark.spark.options import BadOption, Writing, write_options
 from skylark.spark.sink import Delivery, OtherRows, Sent
 from skylark.wire.frame import Frame
 from spark.scripted import NAME_SERVER, Broker, World
@@ -214,9 +214,9 @@ class Model:
                 self.checkpoints = [each for each in self.checkpoints if each is not checkpoint]
         except _TRANSIENT:
             self.seen["away too long"] += 1
-        except RocketMQError as e:
+        except (RocketMQError, BadOption) as e:
             if "was aborted meanwhile" not in str(e):
-                raise Violation(f"an error that does not say what it is: {e}") from e
+                raise Violation(f"an error that nothing calls for: {e}") from e
             self.seen["aborted"] += 1
         finally:
             if is_outer:

@@ -82,6 +82,9 @@ class Broker:
                 return request.reply()
             case RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
                 return self._send(request, now_ms)
+            case RequestCode.GET_MAX_OFFSET:
+                end = len(self.queues[request.fields["topic"], int(request.fields["queueId"])])
+                return request.reply(fields={"offset": str(end)})
             case RequestCode.END_TRANSACTION:
                 return self._end(request)
             case RequestCode.QUERY_MESSAGE:

@@ -10,6 +10,8 @@ from skylark.client.errors import NotReachable
 from skylark.spark.cluster import Cluster
 from skylark.spark.queues import Queue
 from skylark.spark.sole import ensure_sole, find_sole, require_sole
+from skylark.wire.codes import RequestCode
+from skylark.wire.frame import Frame
 from spark.scripted import NAME_SERVER, Broker, World, play
 
 
@@ -109,3 +111,37 @@ def test_the_broker_knows_before_the_name_server(world: World) -> None:
     world.plan(5, lambda: world.back("a"))
     with Cluster(NAME_SERVER, 30) as cluster:
         assert require_sole(cluster, "t") == [Queue("t", "a", 0)]
+
+
+@pytest.mark.parametrize("used", [None, "a", "b"])
+def test_of_two_the_one_without_messages_goes(world: World, used: str | None) -> None:
+    """As two processes leave them of which each made one, or one that died before it marked the others."""
+    for broker in world.brokers.values():
+        broker.put_topic("t", 1)
+    if used is not None:
+        world.brokers[used].queues["t", 0].append(b"an entry")
+    assert ensured() == found() == [Queue("t", used or "a", 0)]
+    assert holders(world) == [used or "a"]
+
+
+def test_of_two_with_messages_both_stay(world: World) -> None:
+    for broker in world.brokers.values():
+        broker.put_topic("t", 1)
+        broker.queues["t", 0].append(b"an entry")
+    assert ensured() == [Queue("t", "a", 0), Queue("t", "b", 0)]
+    assert holders(world) == ["a", "b"]
+
+
+def test_one_that_is_written_to_while_it_is_closed_stays(world: World) -> None:
+    for broker in world.brokers.values():
+        broker.put_topic("t", 1)
+    world.brokers["a"].queues["t", 0].append(b"an entry")
+
+    def written(address: str, request: Frame) -> None:
+        if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            world.watch = lambda address, request: None
+            world.brokers["b"].queues["t", 0].append(b"another")
+
+    world.watch = written
+    assert ensured() == [Queue("t", "a", 0), Queue("t", "b", 0)]
+    assert holders(world) == ["a", "b"]

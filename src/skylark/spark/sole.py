@@ -7,6 +7,7 @@ other broker has the topic too, without queues that can be read or written (perm
 - A mark without its topic means that the broker of the topic is away. It is waited for, and never replaced.
 - Whoever uses the topic marks all brokers that are there first, also those that came later. As long as one broker of
   those that were there together is there, nobody makes a second topic.
+- A process that dies in between, or two at the same time, may leave two. Those without a message become marks.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def ensure_sole(cluster: Cluster, topic: str, check: Check = lambda broker, addr
             check(broker, unmarked[broker])
             _put(cluster, topic, unmarked.pop(broker), _OPEN)
             queues = [Queue(topic, broker, 0)]
+        queues = _without_empty(cluster, topic, queues)
         for address in unmarked.values():
             _put(cluster, topic, address, _MARK)
         return queues
@@ -103,6 +105,26 @@ def _find(cluster: Cluster, topic: str) -> tuple[list[Queue], dict[str, str]]:
     if has_mark and not queues:
         raise _away(topic)
     return sorted(queues), dict(sorted(unmarked.items()))
+
+
+def _without_empty(cluster: Cluster, topic: str, queues: list[Queue]) -> list[Queue]:
+    """The queues at one broker: that with messages, else the first. All of them, if several have messages."""
+    brokers = sorted({queue.broker for queue in queues})
+    if len(brokers) == 1:
+        return queues
+    used = _used(cluster, queues)
+    groups = cluster.groups()
+    for broker in brokers:
+        if broker not in (used or brokers[:1]):
+            _put(cluster, topic, _master(groups, broker), _MARK)
+            if broker in _used(cluster, queues):  # just before it was closed
+                _put(cluster, topic, _master(groups, broker), _OPEN)
+                used.add(broker)
+    return [queue for queue in queues if queue.broker in (used or brokers[:1])]
+
+
+def _used(cluster: Cluster, queues: list[Queue]) -> set[str]:
+    return {queue.broker for queue, end in cluster.max_offsets(queues).items() if end}
 
 
 def _queues(route: TopicRoute) -> list[Queue]:
