@@ -46,6 +46,8 @@ class Broker:
         self.address = f"{name}:10911"
         self.is_up = self.is_named = True
         self.is_skylark = True
+        self.number = 0
+        """its id: 0 for the master; with another it is a slave, and the master is away"""
         self.max_message_size = max_message_size
         self.topics: dict[str, TopicConfig] = {}
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
@@ -241,7 +243,7 @@ class World:
 
 
 def _data(broker: Broker) -> BrokerData:
-    return BrokerData(broker_addrs={0: broker.address}, broker_name=broker.name, cluster="c")
+    return BrokerData(broker_addrs={broker.number: broker.address}, broker_name=broker.name, cluster="c")
 
 
 def _queue_data(broker: str, topic: TopicConfig) -> QueueData:

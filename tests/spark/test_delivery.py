@@ -206,6 +206,20 @@ def test_tasks_wait_for_the_ledger(world: World) -> None:
     assert delivered(world) == list(range(10))
 
 
+def test_a_slave_is_not_asked_what_was_decided(world: World) -> None:
+    """It may be behind, and not know the decision."""
+    write(range(10))
+    master = world.brokers["a"]
+    master.number = 1
+    asked: list[int] = []
+    world.watch = lambda address, request: asked.append(request.code) if address == master.address else None
+    world.plan(20, lambda: setattr(master, "number", 0))
+    world.plan(20, lambda: asked.append(-1))
+    write(range(10))
+    assert asked[0] == -1
+    assert delivered(world) == list(range(10))
+
+
 def test_topics_that_the_driver_saw_are_waited_for(world: World) -> None:
     writer = delivery(deliveryGuarantee="at-least-once")
     world.away("b", for_s=20)

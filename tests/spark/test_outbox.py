@@ -57,6 +57,13 @@ def test_all_brokers_come_back_after_the_name_server(world: World) -> None:
     assert delivered(world) == 1
 
 
+def test_brokers_that_come_back_one_after_the_other(world: World) -> None:
+    world.away("b", for_s=20)
+    world.away("a", for_s=23)
+    send(message())
+    assert delivered(world) == 1
+
+
 @pytest.mark.parametrize("known", [{"existing": ("t",)}, {"is_later": True}])
 def test_the_broker_of_a_topic_comes_back_after_the_others(world: World, known: dict[str, object]) -> None:
     """A restart of name server and brokers ended streams: the topic did not exist, said the sink."""

@@ -36,7 +36,8 @@ from spark.test_sink import in_queues
 
 SEQUENCES = int(os.environ.get("SKYLARK_SINK_SPARK", "1"))
 FIRST = int(os.environ.get("SKYLARK_SINK_SEED", "0"))
-STEPS = 8
+STEPS = ("write", "snapshot", "dies", "outage", "restore")
+"""of the first sequence; the others have steps at random"""
 _DEAD = "dead"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers can't import tests
@@ -105,6 +106,7 @@ class Sequence:
         self.random = random.Random(seed)
         self.source, self.target = f"source_{seed}", f"target_{seed}"
         self.rows = 0
+        self._is_first = seed == 0
         self.is_refused = False
         self.seen: Counter[str] = Counter()
         self._spark = spark
@@ -119,18 +121,19 @@ class Sequence:
         Topics(second).create(self.target, 2)  # type: ignore[arg-type]
 
     def run(self) -> None:
-        for _ in range(STEPS):
+        choices = ("dies", "dies", "dies", "outage", "snapshot", "restore", "write")
+        steps = STEPS if self._is_first else self.random.choices(choices, k=8)
+        for step in steps:
             if self.is_refused:
                 break
             self._produce()
-            self._step()
+            self._step(step)
             self._check(is_complete=False)
         while not self.is_refused and not self._write():
             pass
         self._check(is_complete=not self.is_refused)
 
-    def _step(self) -> None:
-        name = self.random.choice(("dies", "dies", "dies", "outage", "snapshot", "restore", "write"))
+    def _step(self, name: str) -> None:
         if name == "dies":
             self._death.write_text(str(self.random.randint(1, 14)))
             self.seen["died"] += not self._write()

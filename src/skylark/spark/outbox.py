@@ -126,7 +126,7 @@ class Outbox:
         self._pack_bytes = min(_PACK_BYTES, max_body_bytes or _PACK_BYTES)
         self._existing = dict.fromkeys(existing)
         self._settled_s = timeout_s if is_later else min(timeout_s, _SETTLED_S)
-        self._missing_since_s: float | None = None
+        self._there: tuple[list[str], float] = ([], 0.0)  # the brokers when a topic was missing, and since when
 
     def put(self, message: Outgoing) -> None:
         """Raises InvalidMessage for one that is too large, RocketMQError as soon as any can't be delivered in time."""
@@ -264,17 +264,17 @@ class Outbox:
         try:
             return self._cluster.route_for_send(topic)
         except RouteNotFound:
-            brokers = self._cluster.groups()
-        now_s = time.monotonic()
-        if self._missing_since_s is None:
-            self._missing_since_s = now_s
+            brokers = list(self._cluster.groups())
         if not brokers:
             raise NotReachable(f"topic {topic} has no broker now: none is registered with the name server")
+        now_s = time.monotonic()
+        if brokers != self._there[0]:
+            self._there = brokers, now_s
         what = (
             f"no broker that is there ({', '.join(brokers)}) has topic {topic!r} or makes topics by itself: create it, "
             "or set autoCreateTopicEnable=true at a broker, or start the broker that has it"
         )
-        if now_s < self._missing_since_s + self._settled_s:
+        if now_s < self._there[1] + self._settled_s:
             raise NotReachable(what)
         raise RouteNotFound(what)
 
