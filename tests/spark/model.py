@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -119,6 +120,7 @@ class Model:
         self._is_nested = False
 
     def run(self) -> None:
+        self._first_start()
         for _ in range(self.random.randint(4, 14)):
             if not self.checkpoints:
                 break
@@ -144,6 +146,15 @@ class Model:
         }  # fmt: skip
 
     # What happens.
+
+    def _first_start(self) -> None:
+        """All brokers are there when the ledger is made, however often whoever makes it dies."""
+        for _ in range(self.random.randint(0, 2)):
+            self.trouble.set(self.random.choice(("dies", "dies after")), self.random.randint(0, 8))
+            with suppress(Died):
+                Delivery(self._writing(), _SCHEMA)
+            self.trouble.clear()
+        self._meet()
 
     def _produce(self) -> None:
         self.rows += self.random.choice((1, 2, 3, 7))
@@ -187,9 +198,15 @@ class Model:
         self.options["group"] = self.random.choice(("spark", "other"))
 
     def _new_broker(self) -> None:
+        """A write begins while it is there together with the others."""
         if len(self.world.brokers) < 3:
             broker = Broker(f"broker-{len(self.world.brokers)}")
             self.world.brokers[broker.name] = broker
+            self._meet()
+
+    def _meet(self) -> None:
+        self._back()
+        Delivery(self._writing(), _SCHEMA)
 
     def _some(self) -> Checkpoint:
         return self.random.choice(self.checkpoints)

@@ -40,12 +40,12 @@ def tables(rows: range) -> Iterator[pa.RecordBatch]:
     return iter([pa.RecordBatch.from_pydict({"body": pa.array([str(row) for row in rows], pa.string())})])
 
 
-def prepare(rows: range, batch: int = 1, tasks: int = 2, **more: str) -> tuple[Delivery, list[Sent]]:
+def prepare(rows: range, batch: int = 0, tasks: int = 2, **more: str) -> tuple[Delivery, list[Sent]]:
     writer = delivery(**more)
     return writer, [writer.send(tables(rows[task::tasks]), "query", batch, task) for task in range(tasks)]
 
 
-def write(rows: range, batch: int = 1, tasks: int = 2, **more: str) -> None:
+def write(rows: range, batch: int = 0, tasks: int = 2, **more: str) -> None:
     writer, sent = prepare(rows, batch, tasks, **more)
     writer.commit(sent, batch)
 
@@ -66,7 +66,7 @@ def decide_only(writer: Delivery, sent: list[Sent], world: World) -> None:
 
     world.after = dies
     with pytest.raises(Died):
-        writer.commit(sent, 1)
+        writer.commit(sent, 0)
     world.after = lambda address, request: None
 
 
@@ -89,10 +89,10 @@ def test_with_other_rows_it_is_an_error(world: World, later: range) -> None:
 
 
 def test_a_batch_without_rows_is_decided_too(world: World) -> None:
-    write(range(0), batch=1)
-    write(range(10), batch=2)
+    write(range(0), batch=0)
+    write(range(10), batch=1)
     with pytest.raises(OtherRows):
-        write(range(10), batch=1)
+        write(range(10), batch=0)
     assert delivered(world) == list(range(10))
 
 
@@ -114,19 +114,37 @@ def test_other_rows_beside_the_decision_are_never_sent(world: World) -> None:
     writer, sent = prepare(range(20))
     write(range(10))
     with pytest.raises(OtherRows):
-        writer.commit(sent, 1)
-    writer.abort(sent, 1)
+        writer.commit(sent, 0)
+    writer.abort(sent, 0)
     assert delivered(world) == list(range(10))
     assert sorted({half.fate for _, half in world.brokers["b"].halves}) == [8, 12]
 
 
 def test_a_checkpoint_older_than_the_ledger_is_an_error(world: World) -> None:
-    write(range(10), batch=1)
+    write(range(10), batch=0)
     world.brokers["a"].forget("skylark_spark_ledger")
-    write(range(10, 20), batch=2)
-    with pytest.raises(OtherRows, match=r"batch 1 of query query is not in ledger .* but batch 2 is"):
-        write(range(10), batch=1)
+    write(range(10, 20), batch=1, newLedger="true")
+    with pytest.raises(OtherRows, match=r"batch 0 of query query is not in ledger .* but batch 1 is"):
+        write(range(10), batch=0)
     assert delivered(world) == list(range(20))
+
+
+def test_a_ledger_that_knows_nothing_of_a_stream_is_an_error(world: World) -> None:
+    """It is another one, or has forgotten: the batch may be delivered already."""
+    with pytest.raises(OtherRows, match="does not know batch 6 of query query, which came before batch 7"):
+        write(range(10), batch=7)
+    write(range(10), batch=7, newLedger="true")
+    write(range(10, 20), batch=8)
+    assert delivered(world) == list(range(20))
+
+
+def test_a_ledger_of_old_knows_the_batch_before(world: World) -> None:
+    delivery()
+    entry = {"kind": "manifest", "attempts": [], "parts": []}
+    with Cluster(NAME_SERVER, 30) as cluster:
+        Ledger(cluster, "skylark_spark_ledger", "spark")._append(msgspec.msgpack.encode(entry), "query:6")
+    write(range(10), batch=7)
+    assert delivered(world) == list(range(10))
 
 
 def test_a_decision_that_is_gone_is_an_error(world: World) -> None:
@@ -134,8 +152,8 @@ def test_a_decision_that_is_gone_is_an_error(world: World) -> None:
     writer, sent = prepare(range(10))
     assert all(task.was_decided for task in sent)
     world.brokers["a"].forget("skylark_spark_ledger")
-    with pytest.raises(RocketMQError, match="had a decision for batch 1 of query query, and has none any more"):
-        writer.commit(sent, 1)
+    with pytest.raises(RocketMQError, match="had a decision for batch 0 of query query, and has none any more"):
+        writer.commit(sent, 0)
     assert delivered(world) == list(range(10))
 
 
@@ -145,7 +163,7 @@ def test_a_manifest_of_old_is_carried_out(world: World) -> None:
     attempts, parts = [task.attempt for task in sent], [part for task in sent for part in task.parts]
     entry = {"kind": "manifest", "attempts": attempts, "parts": parts}
     with Cluster(NAME_SERVER, 30) as cluster:
-        Ledger(cluster, "skylark_spark_ledger", "spark")._append(msgspec.msgpack.encode(entry), "query:1")
+        Ledger(cluster, "skylark_spark_ledger", "spark")._append(msgspec.msgpack.encode(entry), "query:0")
     write(range(20))
     assert delivered(world) == list(range(10))
 
@@ -172,7 +190,7 @@ def test_half_messages_that_are_gone_are_said(world: World) -> None:
     writer, sent = prepare(range(10))
     decide_only(writer, sent, world)
     world.brokers["b"]._by_offset.clear()
-    with pytest.raises(RocketMQError, match="batch 1 of query query is decided and can't be delivered to its end"):
+    with pytest.raises(RocketMQError, match="batch 0 of query query is decided and can't be delivered to its end"):
         write(range(10))
 
 
@@ -200,9 +218,9 @@ def test_no_second_ledger_is_made(world: World) -> None:
 def test_tasks_wait_for_the_ledger(world: World) -> None:
     writer = delivery()
     world.away("a", for_s=20)
-    sent = writer.send(tables(range(10)), "query", 1, 0)
+    sent = writer.send(tables(range(10)), "query", 0, 0)
     world.away("a", for_s=20)
-    writer.commit([sent], 1)
+    writer.commit([sent], 0)
     assert delivered(world) == list(range(10))
 
 
@@ -245,7 +263,7 @@ def test_a_task_holds_few_places(world: World, monkeypatch: pytest.MonkeyPatch) 
     writer, sent = prepare(range(1000), tasks=1)
     assert most < 16
     assert len(sent[0].parts) == 63
-    writer.commit(sent, 1)
+    writer.commit(sent, 0)
     assert delivered(world) == list(range(1000))
 
 
@@ -257,7 +275,7 @@ def test_a_failed_task_rolls_back_what_it_noted(world: World, monkeypatch: pytes
         raise ValueError("a row is broken")
 
     with pytest.raises(ValueError, match="a row is broken"):
-        delivery(maxInFlight="1").send(broken(), "query", 1, 0)
+        delivery(maxInFlight="1").send(broken(), "query", 0, 0)
     assert [half.fate for _, half in world.brokers["b"].halves].count(12) >= 99
     assert delivered(world) == []
 
@@ -267,7 +285,7 @@ def test_a_row_that_is_too_large_is_named(world: World) -> None:
     with pytest.raises(
         BadRow, match="row 100 of its partition can't be sent: its body has 3 bytes; the option maxBody"
     ):
-        writer.send(tables(range(200)), "query", 1, 0)
+        writer.send(tables(range(200)), "query", 0, 0)
 
 
 def test_a_name_of_a_write_has_no_blanks(world: World) -> None:

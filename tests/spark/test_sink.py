@@ -229,14 +229,14 @@ class Write:
         self.query = uuid.uuid4().hex
 
     def run_tasks(self) -> list[Sent]:
-        return [self.delivery.send(table(f"{n}a", f"{n}b"), self.query, 4, n) for n in range(2)]
+        return [self.delivery.send(table(f"{n}a", f"{n}b"), self.query, 0, n) for n in range(2)]
 
     def decide_only(self, sent: list[Sent]) -> None:
         """What a driver does that dies right after the decision."""
         with Cluster(self.options.name_server, DEADLINE_S) as cluster:
             parts = [part for task in sent for part in task.parts]
             content = total(self.options.topic, (task.content for task in sent if task.content is not None))
-            found = self.ledger(cluster).decide(self.query, 4, [task.attempt for task in sent], parts, content)
+            found = self.ledger(cluster).decide(self.query, 0, [task.attempt for task in sent], parts, content)
             assert found.manifest is not None
 
     def ledger(self, cluster: Cluster) -> Ledger:
@@ -269,9 +269,9 @@ def test_nothing_is_seen_before_the_decision(skylark: str, topic: str) -> None:
     work = Write(skylark, topic)
     sent = work.run_tasks()
     assert count(skylark, topic) == 0
-    work.delivery.commit(sent, 4)
+    work.delivery.commit(sent, 0)
     assert count(skylark, topic) == 4
-    work.delivery.commit(sent, 4)
+    work.delivery.commit(sent, 0)
     assert count(skylark, topic) == 4
 
 
@@ -281,7 +281,7 @@ def test_a_decided_batch_is_finished_by_its_rerun(skylark: str, topic: str) -> N
     assert count(skylark, topic) == 0
     again = work.run_tasks()
     assert all(task.was_decided and not task.parts for task in again)
-    work.delivery.commit(again, 4)
+    work.delivery.commit(again, 0)
     assert count(skylark, topic) == 4
 
 
@@ -289,25 +289,25 @@ def test_of_two_drivers_one_decides(skylark: str, topic: str) -> None:
     work = Write(skylark, topic)
     first, second = work.run_tasks(), work.run_tasks()
     work.decide_only(second)
-    work.delivery.commit(first, 4)
-    work.delivery.commit(second, 4)
+    work.delivery.commit(first, 0)
+    work.delivery.commit(second, 0)
     assert count(skylark, topic) == 4
 
 
 def test_an_undecided_batch_is_sent_anew(skylark: str, topic: str) -> None:
     work = Write(skylark, topic)
     work.run_tasks()
-    work.delivery.commit(work.run_tasks(), 4)
+    work.delivery.commit(work.run_tasks(), 0)
     assert count(skylark, topic) == 4
 
 
 def test_what_was_aborted_stays_so(skylark: str, topic: str) -> None:
     work = Write(skylark, topic)
     sent = work.run_tasks()
-    work.delivery.abort([sent[0], None], 4)
+    work.delivery.abort([sent[0], None], 0)
     with pytest.raises(Exception, match="was aborted meanwhile"):
-        work.delivery.commit(sent, 4)
-    work.delivery.commit(work.run_tasks(), 4)
+        work.delivery.commit(sent, 0)
+    work.delivery.commit(work.run_tasks(), 0)
     assert count(skylark, topic) == 4
 
 
@@ -315,8 +315,8 @@ def test_an_abort_does_not_undo_a_decision(skylark: str, topic: str) -> None:
     work = Write(skylark, topic)
     sent = work.run_tasks()
     work.decide_only(sent)
-    work.delivery.abort(sent, 4)
-    work.delivery.commit(work.run_tasks(), 4)
+    work.delivery.abort(sent, 0)
+    work.delivery.commit(work.run_tasks(), 0)
     assert count(skylark, topic) == 4
 
 
@@ -331,7 +331,7 @@ def test_what_the_broker_gave_up_is_committed_all_the_same(tmp_path: Path, topic
         assert count(server.namesrv_addr, topic) == 0
         work.decide_only(sent)
         for _ in range(2):
-            work.delivery.commit(work.run_tasks(), 4)
+            work.delivery.commit(work.run_tasks(), 0)
         assert count(server.namesrv_addr, topic) == 4
     finally:
         server.kill()

@@ -108,7 +108,6 @@ class Sequence:
         self.rows = 0
         self._is_first = seed == 0
         self.is_refused = False
-        self.seen: Counter[str] = Counter()
         self._spark = spark
         self._server = server
         self._second = second
@@ -136,7 +135,7 @@ class Sequence:
     def _step(self, name: str) -> None:
         if name == "dies":
             self._death.write_text(str(self.random.randint(1, 14)))
-            self.seen["died"] += not self._write()
+            self._write()
             self._death.write_text("")
         elif name == "outage":
             self._outage()

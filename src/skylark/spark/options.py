@@ -118,6 +118,9 @@ class Writing(Connecting, rename="camel", kw_only=True, frozen=True):
     ledger_topic: Annotated[
         str, Meta(description="where exactly-once writes note what is decided; it has one queue")
     ] = "skylark_spark_ledger"
+    new_ledger: Annotated[
+        bool, Meta(description="go on with a stream though the ledger does not know the batch before")
+    ] = False
     fail_on_other_rows: Annotated[
         bool,
         Meta(description="fail when a batch that was decided comes again with other rows; else what was decided stays"),

@@ -138,13 +138,7 @@ class Delivery:
                     f"ledger {self._options.ledger_topic!r} had a decision for batch {batch} of query {query}, and has "
                     "none any more: nothing is sent, since it may be delivered already; see to the broker of the ledger"
                 )
-            latest = ledger.latest(query)
-            if latest is not None and latest > batch:
-                raise OtherRows(
-                    f"batch {batch} of query {query} is not in ledger {self._options.ledger_topic!r}, but batch "
-                    f"{latest} is: the checkpoint is older than what the ledger remembers (fileReservedTime), and its "
-                    f"rows may be delivered already. Nothing was sent. {_NEW_CHECKPOINT}"
-                )
+            self._check_known(ledger, query, batch)
             attempts = [task.attempt for task in sent]
             found = ledger.decide(query, batch, attempts, [part for task in sent for part in task.parts], given)
         if found.manifest is None:
@@ -157,6 +151,24 @@ class Delivery:
         if decided is not None and decided != given:
             self._refuse(query, batch, decided, given)
         return found.manifest, found.is_done
+
+    def _check_known(self, ledger: Ledger, query: str, batch: int) -> None:
+        """Raises OtherRows if this batch may have been decided, and the ledger does not know."""
+        latest = ledger.latest(query)
+        if latest is not None and latest > batch:
+            raise OtherRows(
+                f"batch {batch} of query {query} is not in ledger {self._options.ledger_topic!r}, but batch {latest} "
+                "is: the checkpoint is older than what the ledger remembers (fileReservedTime), and its rows may be "
+                f"delivered already. Nothing was sent. {_NEW_CHECKPOINT}"
+            )
+        is_known = batch == 0 or latest == batch - 1 or ledger.verdict(query, batch - 1).manifest is not None
+        if not is_known and not self._options.new_ledger:
+            raise OtherRows(
+                f"ledger {self._options.ledger_topic!r} does not know batch {batch - 1} of query {query}, which came "
+                f"before batch {batch}: it was another ledger, or has forgotten it (fileReservedTime), or the query was "
+                "not written exactly once until now. So it can't tell whether this batch is delivered already, and "
+                "nothing was sent. If it is not, or may come twice, go on once with newLedger=true"
+            )
 
     def _refuse(self, query: str, batch: int, decided: Content, given: Content) -> None:
         differs = (
