@@ -165,9 +165,9 @@ class Delivery:
         if not is_known and not self._options.new_ledger:
             raise OtherRows(
                 f"ledger {self._options.ledger_topic!r} does not know batch {batch - 1} of query {query}, which came "
-                f"before batch {batch}: it was another ledger, or has forgotten it (fileReservedTime), or the query was "
-                "not written exactly once until now. So it can't tell whether this batch is delivered already, and "
-                "nothing was sent. If it is not, or may come twice, go on once with newLedger=true"
+                f"before batch {batch}: it was another ledger, or has forgotten it (fileReservedTime), or the query "
+                "was not written exactly once until now. So it can't tell whether this batch is delivered already, "
+                "and nothing was sent. If it is not, or may come twice, go on once with newLedger=true"
             )
 
     def _refuse(self, query: str, batch: int, decided: Content, given: Content) -> None:
