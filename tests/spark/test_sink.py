@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
-from servers import SERVERS, Server, SkylarkServer
+from servers import SERVERS, Server, SkylarkServer, request
 
 from patience import DEADLINE_S
 from skylark.client.choosing import select_by_hash
@@ -35,6 +35,7 @@ from skylark.spark.planning import ranges_between
 from skylark.spark.reading import read_ranges
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import Delivery, Sent
+from skylark.wire.codes import RequestCode
 from spark.conftest import Topics, wait_for
 
 
@@ -263,6 +264,28 @@ def read_keys(namesrv: str, topic: str) -> list[str]:
     for batch in read_ranges(options, Shape(["msgId"]), ranges):
         found += batch.column(0).to_pylist()
     return found
+
+
+def test_empty_bodies(server: Server, topic: str) -> None:
+    """Alone and in a batch with others."""
+    given = {"nameServer": server.namesrv_addr, "topic": topic}
+    delivery = Delivery(write_options(given), StructType().add("body", StringType()))
+    for texts in ([""], ["", "a", ""]):
+        delivery.send(table(*texts), topic, 0, 0)
+    wait_for(server.namesrv_addr, topic, 4)
+    assert sorted(in_queues(server.namesrv_addr, topic)) == ["", "", "", "a"]
+
+
+@pytest.mark.apache
+def test_null_deletes_a_key_of_a_compacted_topic(started: Callable[[str], Server], topic: str) -> None:
+    server = started("apache")
+    header = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    header |= {"topicFilterType": "SINGLE_TAG", "order": "false", "attributes": "+cleanup.policy=COMPACTION"}
+    assert request(server.broker_addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)[0]["code"] == 0
+    schema = StructType().add("body", StringType()).add("keys", StringType())
+    delivery = Delivery(write_options({"nameServer": server.namesrv_addr, "topic": topic}), schema)
+    columns = {"body": pa.array(["a", None]), "keys": pa.array(["k", "k"])}
+    delivery.send(iter([pa.RecordBatch.from_pydict(columns)]), topic, 0, 0)
 
 
 def test_nothing_is_seen_before_the_decision(skylark: str, topic: str) -> None:
