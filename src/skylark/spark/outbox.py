@@ -332,16 +332,17 @@ class Outbox:
             "j": "0",
             "k": "false",
         }
-        if len(pack.messages) > 1:
+        first = pack.messages[0]
+        # Apache's broker fails at a request without a body, and takes an empty one in a batch.
+        if len(pack.messages) > 1 or not (first.body or first.is_delayed or self._halves):
             fields["m"] = "true"
             body = encode_batch((0, message.body, message.properties) for message in pack.messages)
             return Frame(RequestCode.SEND_BATCH_MESSAGE, fields, body)
-        message = pack.messages[0]
-        properties = message.properties
+        properties = first.properties
         if self._halves:
             properties = properties | {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self._group}
         fields["i"] = encode_properties(properties).decode()
-        return Frame(RequestCode.SEND_MESSAGE_V2, fields, message.body)
+        return Frame(RequestCode.SEND_MESSAGE_V2, fields, first.body)
 
 
 def _pack(message: Outgoing, queue: MessageQueue | None) -> Pack:
