@@ -50,9 +50,9 @@ class Violation(AssertionError):
     """What must not be."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Checkpoint:
-    """Spark's: the end of each batch that was planned, and which were committed."""
+    """Spark's: the end of each batch that was planned, and which were committed. A copy is another one."""
 
     ends: dict[int, int] = field(default_factory=dict)
     commits: set[int] = field(default_factory=set)
@@ -90,8 +90,18 @@ class Trouble:
         elif self.kind == "away":
             broker = self.random.choice(list(self.world.brokers))
             self.world.away(broker, for_s=self.random.choice((5, 20, 100)))
+        elif self.kind == "hangs":
+            self._hang(address, request)
         elif self.kind in ("lost", "dies after"):
             self.in_requests = -2  # in `after`
+
+    def _hang(self, address: str, request: Frame) -> None:
+        """A broker does not answer for a while. What it was asked it does afterwards, when nobody waits for it."""
+        broker = next((each for each in self.world.brokers.values() if each.address == address), None)
+        if broker is not None:
+            self.world.away(broker.name, for_s=self.random.choice((10, 29, 31, 60)))
+            in_s = self.random.choice((1, 35, 62, 100))
+            self.world.plan(in_s, lambda: broker.answer(request, int(self.world.now_s * 1000)))
 
     def after(self, address: str, request: Frame) -> None:
         if self.in_requests == -2:
@@ -114,8 +124,6 @@ class Model:
         world.watch, world.after = self.trouble.before, self.trouble.after
         self.checkpoints = [Checkpoint()]
         self.snapshots: list[Checkpoint] = []
-        self.dead: list[Checkpoint] = []
-        """checkpoints that ended with an error that says what to do"""
         self.options = {"group": "spark"}
         self._is_nested = False
 
@@ -141,8 +149,8 @@ class Model:
 
     def _actions(self) -> dict[str, int]:
         return {
-            "produce": 6, "batch": 8, "dying_batch": 5, "troubled_batch": 4, "second_driver": 3, "away": 2, "back": 3,
-            "snapshot": 2, "restore": 2 if self.snapshots else 0, "fork": 1, "new_group": 1, "new_broker": 1,
+            "produce": 6, "batch": 5, "dying_batch": 8, "troubled_batch": 6, "second_driver": 3, "away": 2, "back": 3,
+            "snapshot": 2, "restore": 2 if self.snapshots else 0, "fork": 1, "new_group": 3, "new_broker": 1,
         }  # fmt: skip
 
     # What happens.
@@ -167,7 +175,7 @@ class Model:
         self._life(self._some())
 
     def _troubled_batch(self) -> None:
-        self.trouble.set(self.random.choice(("lost", "away")), self.random.randint(0, 40))
+        self.trouble.set(self.random.choice(("lost", "away", "hangs")), self.random.randint(0, 40))
         self._life(self._some())
 
     def _second_driver(self) -> None:
@@ -195,7 +203,7 @@ class Model:
             self.checkpoints.append(self._some().copy())
 
     def _new_group(self) -> None:
-        self.options["group"] = self.random.choice(("spark", "other"))
+        self.options["group"] = "other" if self.options["group"] == "spark" else "spark"
 
     def _new_broker(self) -> None:
         """A write begins while it is there together with the others."""
@@ -228,7 +236,7 @@ class Model:
         except OtherRows:
             self.seen["OtherRows"] += 1
             if checkpoint in self.checkpoints:
-                self.checkpoints = [each for each in self.checkpoints if each is not checkpoint]
+                self.checkpoints.remove(checkpoint)
         except _TRANSIENT:
             self.seen["away too long"] += 1
         except (RocketMQError, BadOption) as e:
