@@ -8,6 +8,7 @@ other broker has the topic too, without queues that can be read or written (perm
 - Whoever uses the topic marks all brokers that are there first, also those that came later. As long as one broker of
   those that were there together is there, nobody makes a second topic.
 - A process that dies in between, or two at the same time, may leave two. Those without a message become marks.
+- Not covered: a broker that hangs when it is to be marked, and marks itself minutes later, when it has become the one.
 """
 
 from __future__ import annotations
