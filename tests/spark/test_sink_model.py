@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from skylark.spark import ledger, sole
+from skylark.spark import sole
 from skylark.spark.cluster import Cluster
 from skylark.spark.halves import Halves
-from skylark.spark.ledger import Aborted, Entry, Places, Verdict
+from skylark.spark.ledger import Places
 from skylark.wire.message import SYS_TRANSACTION_COMMIT
 from spark.model import Model, Violation, world_of
 from spark.scripted import play
@@ -53,10 +53,6 @@ def unmarked(cluster: Cluster, topic: str, address: str, perm: int, put: Any = s
         put(cluster, topic, address, perm)
 
 
-def unaborted(entries: Iterable[Entry], verdict: Any = ledger.verdict) -> Verdict:
-    return verdict(entry for entry in entries if not isinstance(entry, Aborted))  # type: ignore[no-any-return]
-
-
 def without_group(broker: str, topic: str, offsets: Any, group: str, pack: Any = Places.pack) -> Places:
     return pack(broker, topic, offsets)  # type: ignore[no-any-return]
 
@@ -71,7 +67,6 @@ def at_once(self: Halves, broker: str, decision: int = SYS_TRANSACTION_COMMIT, n
     [
         ("sink.Delivery._refuse", lambda *given: None),
         ("sole._put", unmarked),
-        ("ledger.verdict", unaborted),
         ("ledger.Places.pack", without_group),
         ("halves.Halves._note", at_once),
         ("sink.Ledger.finish", lambda *given: None),
