@@ -16,8 +16,9 @@ from skylark.spark.columns import NAMES
 from skylark.spark.commitlog import Segment, SegmentFile
 from skylark.spark.offline import broker_name, log_directories, plan, scan_options
 from skylark.spark.options import BadOption
+from skylark.spark.own_topics import is_own
 from skylark.spark.positions import DataLost
-from skylark.spark.scanning import Part, is_own, read_parts
+from skylark.spark.scanning import Part, read_parts
 from skylark.wire.message import MAGIC_BLANK, SYS_TRANSACTION_PREPARED, Message
 from skylark.wire.records import encode_host, encode_record
 

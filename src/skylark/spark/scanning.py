@@ -20,6 +20,7 @@ from skylark.client.errors import UnreadableMessage
 from skylark.spark.bodies import Columns, Shape
 from skylark.spark.commitlog import Damaged, Segment, SegmentFile
 from skylark.spark.options import BadOption, BodyFormat, BodyMessage, BodySchema, Millis, Positive
+from skylark.spark.own_topics import is_own
 from skylark.spark.positions import DataLost
 from skylark.spark.records import Array, Records
 from skylark.wire.message import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE, BadRecord
@@ -27,14 +28,6 @@ from skylark.wire.message import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, S
 log = logging.getLogger(__name__)
 
 _SMALL_BATCH_ROWS: Final = 4096
-_OWN_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_", "%RETRY%", "%DLQ%")
-_OWN_SUFFIX: Final = "_REPLY_TOPIC"
-_OWN_TOPICS: Final = frozenset(
-    (
-        "TBW102", "SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
-        "CHECKPOINT_TOPIC",
-    )
-)  # fmt: skip
 
 
 class Scanning(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
@@ -128,11 +121,6 @@ class Selection:
         if self._pattern is not None and self._pattern.fullmatch(topic) is None:
             return False
         return self._own_too or not is_own(topic)
-
-
-def is_own(topic: str) -> bool:
-    """Whether the topic is one that RocketMQ keeps for itself, or for the groups of consumers."""
-    return topic in _OWN_TOPICS or topic.startswith(_OWN_PREFIXES) or topic.endswith(_OWN_SUFFIX)
 
 
 def _listed(text: str) -> list[str]:
