@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.spark.planning import backlog, capped, ranges_between, tasks
-from skylark.spark.queues import Queue, Range, from_spark, to_spark
+from skylark.spark.queues import Mark, Position, Queue, Range, from_spark, moved_by_hand, to_spark
 
 QUEUES = st.builds(Queue, st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.integers(0, 3))
 OFFSETS = st.dictionaries(QUEUES, st.integers(0, 20_000))
+MARKS = st.dictionaries(QUEUES, st.builds(Mark, *[st.integers(0, 2**62)] * 3))
+POSITIONS = st.builds(Position, offsets=OFFSETS, first=st.none() | OFFSETS, marks=MARKS, begins=OFFSETS)
 
 
 @given(OFFSETS, OFFSETS, st.integers(1, 5000))
@@ -59,3 +63,21 @@ def test_offsets_survive_the_checkpoint_in_one_order(offsets: dict[Queue, int]) 
     stored = to_spark(offsets, "g", "n")
     assert from_spark(stored) == offsets
     assert str(to_spark(dict(reversed(offsets.items())), "g", "n")) == str(stored)
+
+
+@given(POSITIONS)
+def test_a_position_survives_the_checkpoint_in_one_order(position: Position) -> None:
+    text = json.dumps(position.to_spark("g", "n"))
+    assert Position.of(json.loads(text)) == position
+    assert from_spark(json.loads(text)) == position.offsets
+    assert json.dumps(Position.of(json.loads(text)).to_spark("g", "n")) == text
+    assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+@given(POSITIONS, OFFSETS)
+def test_a_position_that_is_set_by_hand_has_no_marks(position: Position, offsets: dict[Queue, int]) -> None:
+    moved = Position.of(moved_by_hand(position.to_spark(None, None), offsets))
+    assert moved.offsets == {**position.offsets, **offsets}
+    assert moved.first == position.first
+    assert not offsets.keys() & (moved.marks.keys() | moved.begins.keys())
+    assert moved.marks.items() <= position.marks.items()

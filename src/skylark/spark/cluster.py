@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+import msgspec
+
 from skylark.client.addresses import of_name_server, parse_name_servers
 from skylark.client.errors import (
     BrokerError,
@@ -23,6 +25,7 @@ from skylark.client.errors import (
 )
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, TopicRoute, as_default, build_route
 from skylark.net.blocking import BlockingConnection
+from skylark.spark.own_topics import is_own_of
 from skylark.spark.queues import Queue
 from skylark.wire.bodies import TAG, TopicList, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -32,12 +35,14 @@ from skylark.wire.headers import (
     GetMaxOffset,
     GetMinOffset,
     GetRouteInfo,
+    GetTopicConfig,
     PullMessage,
     QueryConsumerOffset,
     SearchOffset,
     UpdateConsumerOffset,
 )
 from skylark.wire.routes import MASTER_ID, ClusterInfo, TopicRouteData
+from skylark.wire.tables import TopicConfig
 from skylark.wire.typed import encode_header
 
 _PAUSE_S: Final = 0.2
@@ -46,8 +51,12 @@ _SUBSCRIPTION_IN_REQUEST: Final = 4
 _UNKNOWN: Final = -1
 _READ_WRITE: Final = 6
 _SHORTEST_WAIT_S: Final = 0.05
+_ONCE_S: Final = 5.0
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "%RETRY%", "%DLQ%")
+_LARGE_PIPELINED: Final = 16  # the same where each reply may be a message of megabytes
+_COMPACTED: Final = "COMPACTION"
+READ_GROUP: Final = "skylark-spark"
+"""Under which everything is pulled: nobody resets its offsets, and nothing is committed to it."""
 
 _T = TypeVar("_T")
 
@@ -93,9 +102,13 @@ class Cluster:
     def topics(self, pattern: str) -> list[str]:
         """The topics whose whole name matches, without RocketMQ's own."""
         reply = self._ask_name_server(Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
-        names = decode_body(TopicList, reply.body).topic_list
         matches = re.compile(pattern).fullmatch
-        return sorted(name for name in names if matches(name) and not name.startswith(_SYSTEM_PREFIXES))
+        names = [name for name in decode_body(TopicList, reply.body).topic_list if matches(name)]
+        if not names:
+            return []
+        info = self._info()
+        clusters, brokers = info.cluster_addr_table.keys(), info.broker_addr_table.keys()
+        return sorted(name for name in names if not is_own_of(name, clusters, brokers))
 
     def route(self, topic: str, *, refresh: bool = False) -> TopicRoute:
         """Raises RouteNotFound for a topic that no name server knows."""
@@ -128,8 +141,7 @@ class Cluster:
 
     def brokers(self) -> dict[str, str]:
         """Every broker's name, and the address of its master."""
-        reply = self._ask_name_server(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
-        table = decode_body(ClusterInfo, reply.body).broker_addr_table
+        table = self._info().broker_addr_table
         return {
             name: data.broker_addrs[MASTER_ID] for name, data in sorted(table.items()) if MASTER_ID in data.broker_addrs
         }
@@ -143,6 +155,20 @@ class Cluster:
     def connect_to(self, address: str) -> BlockingConnection:
         """A connection to the server there, whatever topics it has."""
         return self._connection(address)
+
+    def deleted(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Those that no route names although their broker is there: they are gone, and not only away."""
+        wanted = set(queues)
+        there = {queue for topic in sorted({queue.topic for queue in wanted}) for queue in self._routed(topic)}
+        brokers = self.brokers() if wanted - there else {}
+        return sorted(queue for queue in wanted - there if queue.broker in brokers)
+
+    def has_route(self, queue: Queue) -> bool:
+        """Whether a server of the queue's broker is known now. Asks no broker, and waits for none."""
+        try:
+            return queue.broker in self.route(queue.topic).brokers
+        except RouteNotFound:
+            return False
 
     def queues(self, topic: str, *, must_exist: bool = False) -> list[Queue]:
         """The queues that can be read now. A topic that `must_exist` is waited for: its broker may be restarting."""
@@ -160,7 +186,8 @@ class Cluster:
     # Offsets. Each call asks for all queues at once: the requests to a broker follow each other without a wait.
 
     def min_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        return self._offsets(RequestCode.GET_MIN_OFFSET, queues, lambda q: GetMinOffset(q.topic, q.queue_id))
+        found = self._offsets(RequestCode.GET_MIN_OFFSET, queues, lambda q: GetMinOffset(q.topic, q.queue_id))
+        return {queue: max(0, offset) for queue, offset in found.items()}  # Apache's say -1 of one that was never used
 
     def max_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
         return self._offsets(RequestCode.GET_MAX_OFFSET, queues, lambda q: GetMaxOffset(q.topic, q.queue_id))
@@ -176,12 +203,9 @@ class Cluster:
     def committed_offsets(self, group: str, queues: Iterable[Queue]) -> dict[Queue, int]:
         """Where the group stands; a queue that it never committed is left out."""
         asked = self._ask_brokers(
-            (
-                queue,
-                RequestCode.QUERY_CONSUMER_OFFSET,
-                QueryConsumerOffset(group, queue.topic, queue.queue_id, set_zero_if_not_found=False),
-            )
+            (queue, _frame(RequestCode.QUERY_CONSUMER_OFFSET, header))
             for queue in queues
+            for header in [QueryConsumerOffset(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)]
         )
         found = {}
         for queue, reply in asked:
@@ -192,7 +216,7 @@ class Cluster:
         return {queue: offset for queue, offset in found.items() if offset != _UNKNOWN}
 
     def commit_offsets(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Moves the group forward to these offsets, never back."""
+        """Moves the group forward to these offsets, never back. Waits for brokers that are away."""
         known = self.committed_offsets(group, offsets)
         ahead = {queue: offset for queue, offset in offsets.items() if offset > known.get(queue, _UNKNOWN)}
         # A group's first commit for a topic at a broker comes alone: of several at once, Apache's forgets all but one.
@@ -201,17 +225,45 @@ class Cluster:
         alone = [queue for place, queue in first.items() if place not in begun]
         for queues in (alone, ahead.keys() - set(alone)):
             asked = self._ask_brokers(
-                (
-                    queue,
-                    RequestCode.UPDATE_CONSUMER_OFFSET,
-                    UpdateConsumerOffset(group, queue.topic, queue.queue_id, ahead[queue]),
-                )
+                (queue, _frame(RequestCode.UPDATE_CONSUMER_OFFSET, header))
                 for queue in queues
+                for header in [UpdateConsumerOffset(group, queue.topic, queue.queue_id, ahead[queue])]
             )
             for queue, reply in asked:
-                _expect_success(reply, queue.broker)
+                if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                    self._commit_first(group, queue, ahead[queue])
+                else:
+                    _expect_success(reply, queue.broker)
+
+    def _commit_first(self, group: str, queue: Queue, offset: int) -> None:
+        """The same for a group that nobody used yet: brokers that make groups do so when it pulls, not for a commit."""
+        pull = pull_request(pull_fields(group, queue, Filter()), offset, 1)
+        self.retrying(lambda: self.connect(queue.broker, queue.topic).request(pull))
+        header = UpdateConsumerOffset(group, queue.topic, queue.queue_id, offset)
+        self.ask(queue.broker, queue.topic, _frame(RequestCode.UPDATE_CONSUMER_OFFSET, header))
 
     # Messages.
+
+    def messages_at(self, offsets: Mapping[Queue, int]) -> dict[Queue, Frame]:
+        """The answer to a pull of one message at each offset, without a filter. Raises BrokerError."""
+        requests = (
+            (queue, pull_request(pull_fields(READ_GROUP, queue, Filter()), offset, 1))
+            for queue, offset in offsets.items()
+        )
+        found = dict(self._ask_brokers(requests, at_once=_LARGE_PIPELINED))
+        for queue, reply in found.items():
+            check_may_read(reply, queue.broker)
+        return found
+
+    def is_compacted(self, queue: Queue) -> bool:
+        """Whether the broker keeps only the last message of each key, so that the offsets of others are not there."""
+        try:
+            reply = self.ask(
+                queue.broker, queue.topic, _frame(RequestCode.GET_TOPIC_CONFIG, GetTopicConfig(queue.topic))
+            )
+        except BrokerError:
+            return False  # Apache's before 5.0 know neither the request nor such topics
+        return decode_body(TopicConfig, reply.body).attributes.get("cleanup.policy") == _COMPACTED
 
     def ask(self, broker: str, topic: str, request: Frame) -> Frame:
         """A broker's answer to one request, which may be repeated. Raises BrokerError for any but a good one."""
@@ -261,6 +313,16 @@ class Cluster:
         finally:
             self._deadline_s = None
 
+    def once(self, work: Callable[[], _T]) -> _T:
+        """The result of `work` at the first try. Raises OSError where a server can't be reached."""
+        if self._deadline_s is not None:
+            return work()
+        self._deadline_s = time.monotonic() + min(self._timeout_s, _ONCE_S)
+        try:
+            return work()
+        finally:
+            self._deadline_s = None
+
     def _existing(self, topic: str, *, refresh: bool = True) -> TopicRoute:
         """The route of a topic that was there before: one that is missing is not reachable, and not a mistake."""
         try:
@@ -268,17 +330,31 @@ class Cluster:
         except RouteNotFound as e:
             raise NotReachable(str(e)) from None
 
+    def _routed(self, topic: str) -> list[Queue]:
+        try:
+            route = self.route(topic, refresh=True)
+        except RouteNotFound:
+            self.forget(topic)
+            return []
+        return [Queue(topic, queue.broker_name, queue.queue_id) for queue in route.read_queues]
+
+    def _info(self) -> ClusterInfo:
+        reply = self._ask_name_server(Frame(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return decode_body(ClusterInfo, reply.body)
+
     def _offsets(
         self, code: int, queues: Iterable[Queue], header: Callable[[Queue], GetMinOffset | GetMaxOffset | SearchOffset]
     ) -> dict[Queue, int]:
-        asked = self._ask_brokers((queue, code, header(queue)) for queue in queues)
+        asked = self._ask_brokers((queue, _frame(code, header(queue))) for queue in queues)
         return {queue: int(_expect_success(reply, queue.broker).fields["offset"]) for queue, reply in asked}
 
-    def _ask_brokers(self, requests: Iterable[tuple[Queue, int, object]]) -> list[tuple[Queue, Frame]]:
-        wanted = [(queue, Frame(code, encode_header(header))) for queue, code, header in requests]  # type: ignore[arg-type]
+    def _ask_brokers(
+        self, requests: Iterable[tuple[Queue, Frame]], at_once: int = _PIPELINED
+    ) -> list[tuple[Queue, Frame]]:
+        wanted = list(requests)
         answers: list[tuple[Queue, Frame]] = []
-        for start in range(0, len(wanted), _PIPELINED):
-            part = wanted[start : start + _PIPELINED]
+        for start in range(0, len(wanted), at_once):
+            part = wanted[start : start + at_once]
             answers += self.retrying(lambda part=part: self._exchange(part))  # type: ignore[misc]
         return answers
 
@@ -345,6 +421,22 @@ def unless_busy(reply: Frame, connection: BlockingConnection) -> Frame:
     if reply.code in _BUSY:
         raise NotReachable(f"{connection.address} is busy: {reply.remark or 'no remark'}")
     return reply
+
+
+def check_may_read(reply: Frame, broker: str) -> None:
+    """Raises BrokerError if the broker does not let Spark read."""
+    if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+        raise BrokerError(
+            reply.code,
+            f"Spark reads as group {READ_GROUP}, which this broker does not know and may not create: create it at "
+            f"every broker of the cluster (`mqadmin updateSubGroup -n NAME_SERVER -c CLUSTER -g {READ_GROUP}`), or set "
+            "autoCreateSubscriptionGroup=true there",
+            broker,
+        )
+
+
+def _frame(code: int, header: msgspec.Struct) -> Frame:
+    return Frame(code, encode_header(header))
 
 
 def _expect_success(reply: Frame, broker: str) -> Frame:

@@ -60,7 +60,9 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     """The options of a read."""
 
     subscribe: Annotated[str | None, Meta(description="topics, separated by commas")] = None
-    subscribe_pattern: Annotated[str | None, Meta(description="a regular expression for whole topic names")] = None
+    subscribe_pattern: Annotated[
+        str | None, Meta(description="a regular expression for whole topic names; never RocketMQ's own topics")
+    ] = None
     assign: Annotated[str | None, Meta(description='queues as JSON: `{"orders":{"broker-a":[0,1]}}`')] = None
     group: Annotated[str | None, Meta(description="the consumer group whose offsets are read and committed")] = None
     tags: Annotated[str | None, Meta(description="tags to read, `a || b`; the broker filters")] = None
@@ -68,7 +70,11 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
         None
     )
     starting_offsets: Annotated[
-        str | None, Meta(description="`earliest`, `latest`, `group`, or JSON per queue (-2 earliest, -1 latest)")
+        str | None,
+        Meta(
+            description="`earliest` (a batch read's default), `latest` (a stream's), `group`, or JSON per queue (-2 "
+            "earliest, -1 latest)"
+        ),
     ] = None
     starting_timestamp: Annotated[Millis | None, Meta(description="milliseconds since 1970, for all queues")] = None
     starting_offsets_by_timestamp: Annotated[
@@ -91,8 +97,12 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     max_bytes_per_trigger: Annotated[Positive | None, Meta(description="most bytes a trigger, about")] = None
     min_partitions: Annotated[Positive | None, Meta(description="split queues until there are that many tasks")] = None
     max_records_per_partition: Annotated[Positive | None, Meta(description="split queues larger than that")] = None
-    pull_batch_size: Annotated[int, Meta(ge=1, le=1024, description="messages that one pull asks for")] = 32
-    fail_on_data_loss: Annotated[bool, Meta(description="fail when messages were deleted before they were read")] = True
+    pull_batch_size: Annotated[
+        int, Meta(ge=1, le=1024, description="messages that one pull asks for; brokers give 32 unless set otherwise")
+    ] = 512
+    fail_on_data_loss: Annotated[
+        bool, Meta(description="fail when messages are lost: deleted or damaged before they were read")
+    ] = True
     body_format: BodyFormat = "binary"
     body_schema: BodySchema = None
     body_message: BodyMessage = None

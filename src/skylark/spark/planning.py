@@ -10,15 +10,18 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from skylark.spark.queues import Offsets, Queue, Range
+from skylark.spark.queues import Mark, Offsets, Queue, Range
 
 SMALL: Final = 4_000
 """Rows that one task reads in about the time that starting it takes."""
 
 
-def ranges_between(start: Mapping[Queue, int], end: Mapping[Queue, int]) -> list[Range]:
+def ranges_between(
+    start: Mapping[Queue, int], end: Mapping[Queue, int], marks: Mapping[Queue, Mark] | None = None
+) -> list[Range]:
     """What lies between; a queue that is not in `start` begins at 0."""
-    found = (Range(queue, start.get(queue, 0), offset) for queue, offset in sorted(end.items()))
+    marks = marks or {}
+    found = (Range(queue, start.get(queue, 0), offset, marks.get(queue)) for queue, offset in sorted(end.items()))
     return [part for part in found if part.count > 0]
 
 
@@ -58,7 +61,7 @@ def _split(part: Range, most: int) -> Iterable[Range]:
     """Parts of nearly equal size, none larger than `most`."""
     number = -(-part.count // most)
     bounds = [part.start + part.count * index // number for index in range(number + 1)]
-    return (Range(part.queue, low, high) for low, high in itertools.pairwise(bounds))
+    return (Range(part.queue, low, high, part.mark) for low, high in itertools.pairwise(bounds))
 
 
 def _packed(pieces: Iterable[Range], room: int) -> list[tuple[Range, ...]]:

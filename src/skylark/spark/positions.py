@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import msgspec
 
@@ -12,8 +11,6 @@ from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import BadOption, Reading, per_queue
 from skylark.spark.queues import EARLIEST, LATEST, Offsets, Queue
-
-_GO_ON: Final = "set failOnDataLoss=false to go on without them"
 
 
 class DataLost(RocketMQError):
@@ -74,39 +71,6 @@ def ending(cluster: Cluster, options: Reading, queues: Iterable[Queue]) -> Offse
     if options.ending_offsets in ("earliest", "group"):
         raise BadOption(f"option endingOffsets={options.ending_offsets}: expected latest or JSON per queue")
     return _offsets(cluster, options, queues, options.ending_offsets, "endingOffsets", LATEST)
-
-
-def still_there(cluster: Cluster, options: Reading, start: Mapping[Queue, int], end: Mapping[Queue, int]) -> Offsets:
-    """`start` without what was deleted since: an error, or moved on when the user does not mind."""
-    first = cluster.min_offsets(queue for queue in end if start.get(queue, 0) != end[queue])
-    # A queue that ends before it starts was made anew: everything that is in it now is to be read.
-    lost = {queue: low for queue, low in first.items() if start.get(queue, 0) < low or start.get(queue, 0) > end[queue]}
-    # A queue that was not there when the stream began has lost nothing: it simply starts at its first message.
-    gone = sorted(queue for queue in lost if queue in start)
-    if gone and options.fail_on_data_loss:
-        queue = gone[0]
-        raise DataLost(
-            f"{queue}: the messages from offset {start[queue]} to before {lost[queue]} were deleted before they were "
-            f"read{_and_more(gone)}; {_GO_ON}"
-        )
-    return {**start, **{queue: min(low, end[queue]) for queue, low in lost.items()}}
-
-
-def not_behind(cluster: Cluster, options: Reading, start: Mapping[Queue, int], end: Offsets) -> Offsets:
-    """`end`, checked: a queue that ends before where the stream is was deleted and made again, or lost its tail.
-
-    That is an error, or the queue is read from its beginning. A slave may only be late: its queues stay as they are.
-    """
-    behind = sorted(queue for queue, offset in end.items() if offset < start.get(queue, 0))
-    late = {queue: start[queue] for queue in behind if not cluster.has_master(queue)}
-    gone = [queue for queue in behind if queue not in late]
-    if gone and options.fail_on_data_loss:
-        queue = gone[0]
-        raise DataLost(
-            f"{queue}: it was read up to offset {start[queue]} but ends at {end[queue]}{_and_more(gone)}: the topic "
-            f"was deleted and made again, or the broker lost messages; {_GO_ON}"
-        )
-    return {**end, **late}
 
 
 def _since(cluster: Cluster, options: Reading, times_ms: Mapping[Queue, int], option: str) -> Offsets:
@@ -177,7 +141,3 @@ def _assigned(cluster: Cluster, text: str, known: Iterable[str]) -> list[Queue]:
             if queue not in there:
                 raise BadOption(f"option assign: there is no {queue}")
     return wanted
-
-
-def _and_more(queues: list[Queue]) -> str:
-    return f", and so it is for {len(queues) - 1} more queues" if len(queues) > 1 else ""

@@ -1,38 +1,36 @@
 """What a task does: pull a range of a queue and give it to Spark as Arrow batches.
 
 A range is read until the next offset reaches its end; what a filter leaves out uses up offsets too. Without a filter
-the offsets of the next pulls are known in advance, so several are on their way at once.
+every offset of the range is a message: one that is missing is a loss, however the broker gets round it. So is a
+message that was put there since the range was planned: its queue was made anew.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from skylark.client.errors import BrokerError, UnreadableMessage
-from skylark.net.blocking import BlockingConnection
+from skylark.client.errors import UnreadableMessage
 from skylark.spark.bodies import Columns, Shape
-from skylark.spark.cluster import Cluster, Filter, pull_fields, pull_request, unless_busy
-from skylark.spark.options import BadOption, Reading
+from skylark.spark.cluster import READ_GROUP, Cluster, Filter
+from skylark.spark.marks import made_anew
+from skylark.spark.options import Reading
 from skylark.spark.positions import DataLost
+from skylark.spark.pulls import Pulls
 from skylark.spark.queues import Range
 from skylark.spark.records import Records
 from skylark.wire.bodies import TAG
-from skylark.wire.codes import ResponseCode
-from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_TAGS, BadRecord
 
-DEFAULT_GROUP: Final = "skylark-spark"
-"""Under which pulls run when the user names no group; nothing is committed to it."""
+log = logging.getLogger(__name__)
 
-_AHEAD: Final = 16  # pulls on their way at once
+DEFAULT_GROUP: Final = READ_GROUP
+
 _BATCH_BYTES: Final = 4 << 20
-_FILTER_REFUSED: Final = frozenset((ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
-_NOTHING_HERE: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
 
 
 def read_ranges(options: Reading, shape: Shape, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
@@ -74,93 +72,81 @@ def _exact_tags(wanted: Filter) -> pa.Array | None:
 
 def _records(cluster: Cluster, options: Reading, part: Range, wanted: Filter) -> Iterator[Records]:
     """The range's messages in portions of a few megabytes."""
+    pulls = Pulls(cluster, options, part, wanted)
+    checks = _Checks(cluster, options, part, is_whole=wanted.passes_all)
+    first, left_out = part.start, 0
+    for bodies in _portions(pulls):
+        records = checks.of(Records(b"".join(bodies)), first, pulls.at, pulls.left_out - left_out)
+        if records is None:
+            return
+        if len(records):
+            yield records
+        first, left_out = pulls.at, pulls.left_out
+
+
+def _portions(pulls: Pulls) -> Iterator[list[bytes]]:
+    """The bodies, several at once; the last portion may have none."""
     bodies: list[bytes] = []
     size = 0
-    for body in _Pulls(cluster, options, part, wanted):
+    for body in pulls:
         bodies.append(body)
         size += len(body)
         if size >= _BATCH_BYTES:
-            yield _within(Records(b"".join(bodies)), part)
-            bodies.clear()
+            yield bodies
+            bodies = []
             size = 0
-    if bodies:
-        yield _within(Records(b"".join(bodies)), part)
+    yield bodies
 
 
-def _within(records: Records, part: Range) -> Records:
-    """A broker answers with as many messages as it likes; those outside of the range belong to somebody else."""
-    records = records.unwrapped()
-    begin, end = np.searchsorted(records.queue_offsets().to_numpy(), [part.start, part.end]).tolist()
-    return records if end - begin == len(records) else records.slice(begin, end)
+class _Checks:
+    """Whether what was pulled is what the range was planned for."""
 
-
-class _Pulls:
-    """The bodies of the pulls that cover a range, in order."""
-
-    def __init__(self, cluster: Cluster, options: Reading, part: Range, wanted: Filter) -> None:
+    def __init__(self, cluster: Cluster, options: Reading, part: Range, *, is_whole: bool) -> None:
         self._cluster = cluster
-        self._options = options
+        self._fails = options.fail_on_data_loss
         self._part = part
-        self._wanted = wanted
-        self._at = part.start
-        self._step = options.pull_batch_size
-        self._fields = pull_fields(options.group or DEFAULT_GROUP, part.queue, wanted)
-        self._ahead = _AHEAD if wanted.passes_all else 1
-        self._posted: deque[tuple[int, int]] = deque()  # offset asked for, number of the request
-        self._connection: BlockingConnection | None = None
+        self._is_whole = is_whole
+        # Of a range whose last messages are damaged the mark lies before the parts into which the range was cut.
+        mark = part.mark if part.mark is not None and part.mark.offset < part.start else None
+        self._is_anew = mark is not None and bool(made_anew(cluster, {part.queue: mark}))
 
-    def __iter__(self) -> Iterator[bytes]:
-        while self._at < self._part.end:
-            reply = self._cluster.retrying(self._next)
-            if reply.code == ResponseCode.SUCCESS:
-                self._advance(reply)
-                yield reply.body
-            elif reply.code in _NOTHING_HERE and int(reply.fields["nextBeginOffset"]) > self._at:
-                self._advance(reply)
-            elif reply.code in _NOTHING_HERE or reply.code == ResponseCode.PULL_OFFSET_MOVED:
-                self._lose(reply)
-            elif reply.code in _FILTER_REFUSED and self._wanted.option is not None:
-                raise BadOption(f"option {self._wanted.option}={self._wanted.expression!r}: {reply.remark}")
-            else:
-                raise BrokerError(reply.code, reply.remark, self._part.queue.broker)
+    def of(self, records: Records, first: int, end: int, left_out: int) -> Records | None:
+        """The records from offset `first` to before `end`; None if they are not those of the range.
 
-    def _next(self) -> Frame:
-        """The reply for the current offset. On a new connection everything is asked for again."""
-        connection = self._cluster.connect(self._part.queue.broker, self._part.queue.topic)
-        if connection is not self._connection:
-            self._posted.clear()
-            self._connection = connection
-        self._post()
-        _, number = self._posted.popleft()
-        return unless_busy(connection.take(number), connection)
+        A broker answers with as many messages as it likes; those outside of the range belong to somebody else.
+        """
+        end = min(end, self._part.end)
+        records = records.unwrapped()
+        low, high = np.searchsorted(records.queue_offsets().to_numpy(), [first, end]).tolist()
+        if high - low != len(records):
+            records = records.slice(low, high)
+        if self._is_anew or self._is_other(records):
+            self._lose(f"the queue was made anew since the batch was planned; its messages from offset {first} on")
+            return None
+        is_short = self._is_whole and len(records) + left_out < end - first
+        if is_short and not self._cluster.is_compacted(self._part.queue):
+            missing = np.setdiff1d(np.arange(first, end), records.queue_offsets().to_numpy())
+            self._lose(f"{len(missing)} of the messages from offset {missing[0]} to {missing[-1]}")
+        return records
 
-    def _post(self) -> None:
-        assert self._connection is not None
-        if self._posted and self._posted[0][0] != self._at:
-            # The last reply was shorter than expected: what was asked for in advance does not follow it.
-            for _, number in self._posted:
-                self._connection.take(number)
-            self._posted.clear()
-        if len(self._posted) > self._ahead // 2:
-            return  # until several can be asked for in one write
-        first = self._posted[-1][0] + self._step if self._posted else self._at
-        offsets = range(first, self._part.end, self._step)[: self._ahead - len(self._posted)]
-        requests = [pull_request(self._fields, offset, min(self._step, self._part.end - offset)) for offset in offsets]
-        self._posted.extend(zip(offsets, self._connection.post_all(requests), strict=True))
+    def _is_other(self, records: Records) -> bool:
+        """Whether a record was written to the log behind the mark, and has an offset that is not behind it."""
+        mark = self._part.mark
+        if mark is None:
+            return False
+        offsets = records.queue_offsets().to_numpy()
+        count = int(np.searchsorted(offsets, mark.offset, side="right"))
+        if not count:
+            return False
+        log_offset = int(records.log_offsets()[count - 1])
+        if offsets[count - 1] != mark.offset:
+            return log_offset > mark.log_offset
+        return (log_offset, int(records.store_times_ms()[count - 1])) != (mark.log_offset, mark.stored_ms)
 
-    def _advance(self, reply: Frame) -> None:
-        next_offset = int(reply.fields["nextBeginOffset"])
-        if self._wanted.passes_all and reply.code == ResponseCode.SUCCESS:
-            # Large messages: a reply has room for fewer than were asked for, and so will the next ones.
-            self._step = min(self._options.pull_batch_size, max(1, next_offset - self._at))
-        self._at = next_offset
-
-    def _lose(self, reply: Frame) -> None:
-        part, low = self._part, int(reply.fields.get("minOffset", 0))
-        high = int(reply.fields.get("maxOffset", 0))
-        if self._options.fail_on_data_loss:
+    def _lose(self, what: str) -> None:
+        if self._fails:
             raise DataLost(
-                f"{part.queue}: offset {self._at} is to be read, but the queue holds {low} to {high}; "
-                "set failOnDataLoss=false to go on without what is missing"
+                f"{self._part.queue}: {what} are not there: they were deleted, or are damaged; set "
+                "failOnDataLoss=false to go on without them"
             )
-        self._at = low if low > self._at else part.end
+        log.warning("%s: %s are not there and are left out", self._part.queue, what)

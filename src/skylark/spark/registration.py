@@ -22,6 +22,7 @@ from pyspark.sql.streaming.listener import (
 
 from skylark.client.errors import RocketMQError
 from skylark.spark.cluster import Cluster
+from skylark.spark.commits import commit
 from skylark.spark.offline import RocketMQCommitLog
 from skylark.spark.queues import Offsets, from_spark
 from skylark.spark.source import RocketMQ
@@ -81,14 +82,14 @@ class GroupProgress(StreamingQueryListener):
             return
         try:
             with Cluster(name_server, _TIMEOUT_S) as cluster:
-                cluster.commit_offsets(group, ahead)
+                done = commit(cluster, group, ahead)
         except RocketMQError as e:
             # The stream itself goes on by its checkpoint; the group catches up with the next batch.
             log.warning("the progress of group %s can't be committed: %s", group, e)
             return
         if len(self._committed) >= _MOST_GROUPS:
             self._committed.clear()
-        self._committed[group, name_server] = {**known, **ahead}
+        self._committed[group, name_server] = {**known, **done}
 
 
 def _ours(end_offset: str | None) -> dict[str, Any] | None:
