@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from skylark.cli.demo import demo
-from skylark.cli.serving import Failure
-from skylark.pipelines.demo import Result
-from skylark.pipelines.errors import PipelineError
 from skylark.testing import LocalCluster
 
 SKYLARK = Path(sys.executable).parent / "skylark"
@@ -97,28 +93,6 @@ def test_demo(tmp_path: Path) -> None:
     assert [line for line in err.splitlines() if "this is plain Python" not in line] == []  # its server may say that
     assert "revenue (archive)" in out
     assert list((tmp_path / "demo").rglob("archive/date=*/*.parquet"))
-
-
-def test_the_demo_goes_on_when_spark_gave_a_process_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    roots: list[Path] = []
-
-    def attempt(root: Path, orders: int, console: object) -> Result:
-        roots.append(root)
-        if len(roots) == 1:
-            raise PipelineError("Python worker failed to connect back: this machine is too busy")
-        if len(roots) == 2:
-            return Result({"de": (orders, 500)}, {"de": (orders, 500)})
-        raise PipelineError("something else")
-
-    monkeypatch.setattr("skylark.cli.demo._attempt", attempt)
-    monkeypatch.setattr("skylark.pipelines.session.check_java", lambda: None)
-    demo(orders=100)
-    assert roots[1].parent == roots[0]
-    assert "once more" in capsys.readouterr().out
-    with pytest.raises(Failure, match="something else"):
-        demo(orders=100)
 
 
 FAKE_JAVA = """\

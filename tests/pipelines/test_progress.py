@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -16,8 +17,9 @@ from rich.console import Console
 
 from patience import DEADLINE_S
 from skylark.client.sync import Producer
+from skylark.pipelines.demo import has_read_all
 from skylark.pipelines.errors import PipelineError
-from skylark.pipelines.progress import Totals, follow, follow_all, stopped_by_signal
+from skylark.pipelines.progress import Summary, Totals, follow, follow_all, stopped_by_signal
 from skylark.spark.source import RocketMQ
 from skylark.testing import LocalCluster
 
@@ -67,6 +69,90 @@ def test_a_signal_sets_the_event_and_the_handlers_come_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert told.wait(DEADLINE_S)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Report:
+    def __init__(self, progress: dict[str, Any]) -> None:
+        self.batchId, self.durationMs, self.json = progress["batchId"], progress["durationMs"], json.dumps(progress)
+
+
+class Query:
+    """A streaming query as `follow` sees it: its reports, and then perhaps the error that ended it."""
+
+    name = "query"
+
+    def __init__(self, *reports: dict[str, Any], error: str | None = None, active: bool = False) -> None:
+        self.recentProgress = [Report(report) for report in reports]
+        self.isActive = active
+        self._error = error
+
+    @property
+    def lastProgress(self) -> Report | None:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    def exception(self) -> Exception | None:
+        return RuntimeError(self._error) if self._error else None
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+GIVEN_UP = "[STREAM_FAILED] Query failed: Python worker failed to connect back."
+
+
+def followed(*queries: Query, again: list[list[Query]] | None = None, **options: Any) -> tuple[list[Summary], str]:
+    """`again` are the queries that each of the queries is replaced by, one after the other."""
+    console = Console(file=io.StringIO(), width=200)
+    starts: Any = None if again is None else [iter(more).__next__ for more in again]
+    titles = [f"query {number}" for number in range(len(queries))]
+    given: Any = queries
+    done = follow_all(given, titles=titles, console=console, stop=threading.Event(), again=starts, **options)
+    assert isinstance(console.file, io.StringIO)
+    return done, console.file.getvalue()
+
+
+def test_each_of_several_queries_is_started_again() -> None:
+    first = Query(report(0, 5, 1), active=True)
+    second = Query(error=GIVEN_UP)
+    later = [Query(error=GIVEN_UP), Query(report(0, 7, 1), active=True)]
+    done, told = followed(first, second, again=[[], later], until=lambda totals: all(total.rows for total in totals))
+    assert [summary.rows for summary in done] == [5, 7]
+    assert told.count("the query is started again") == 2
+    assert not first.isActive
+
+
+def test_a_query_is_not_started_for_ever() -> None:
+    later = [Query(error=GIVEN_UP) for _ in range(10)]
+    with pytest.raises(PipelineError, match="this machine is too busy"):
+        followed(Query(error=GIVEN_UP), again=[later])
+
+
+@pytest.mark.parametrize(
+    "query", [Query(error="something else"), Query(report(0, 5, 1), error=GIVEN_UP)], ids=["another", "it had begun"]
+)
+def test_what_is_not_started_again(query: Query) -> None:
+    other = Query(active=True)
+    with pytest.raises(PipelineError):
+        followed(query, other, again=[[Query()], [Query()]])
+    assert not other.isActive
+
+
+def test_a_query_that_stays_down_is_an_error_without_another_start() -> None:
+    with pytest.raises(PipelineError, match="connect back"):
+        followed(Query(error=GIVEN_UP))
+
+
+def test_how_far_a_query_has_read() -> None:
+    totals = Totals("orders")
+    assert totals.read is None
+    totals.add(report(0, 10, 1, end=10, latest=20))
+    assert totals.read == 10
+    totals.add(report(1, 0, 1, end=20, latest=20, done=False))
+    assert totals.read == 20
+    assert has_read_all([totals], 20)
+    assert not has_read_all([totals], 21)
+    assert not has_read_all([totals], None)
+    assert not has_read_all([totals, Totals("another")], 20)
 
 
 def test_a_query_that_ends(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,20 +7,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from skylark.cli.pipeline import user_errors
 from skylark.cli.serving import Failure, writable_directory
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from skylark.pipelines.demo import Result
-
 _STOP_TIMEOUT_S = 20
-_ATTEMPTS = 3
 
 
 def demo(
@@ -36,42 +30,24 @@ def demo(
     with user_errors(), contextlib.ExitStack() as stack:
         from rich.console import Console
 
-        from skylark.pipelines.demo import show
-        from skylark.pipelines.errors import PipelineError, is_too_busy
-        from skylark.pipelines.session import check_java
+        from skylark.pipelines.demo import demonstrate, show
+        from skylark.pipelines.session import check_java, session
 
         check_java()
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skylark-demo-")))
         if keep is not None:
             root = writable_directory(keep, "the demo").resolve()
         console = Console(highlight=False)
-        attempt = 1
-        while True:
-            try:
-                result = _attempt(root, orders, console)
-                break
-            except PipelineError as error:
-                if attempt == _ATTEMPTS or not is_too_busy(error):
-                    raise
-            attempt += 1
-            root = root / f"attempt-{attempt}"
-            console.print("\n[yellow]Spark gave its Python process up before it had started: once more[/yellow]\n")
+        with _server(root / "store") as namesrv:
+            console.print(f"[bold]Skylark[/bold] serves at [green]{namesrv}[/green]; Spark starts")
+            with session("local[2]", "skylark demo") as spark:
+                result = demonstrate(spark, namesrv, root, orders, console)
         show(result, console)
         if result.streamed != result.archived:
             raise Failure("the stream and the archive differ")
         if keep is not None:
             console.print(f"\nmessages, archive and checkpoints are in {root}", markup=False)
         console.print("\nNow with your own: [cyan]skylark up[/cyan], and in docs/pipelines.md how to go on.")
-
-
-def _attempt(root: Path, orders: int, console: "Console") -> "Result":
-    from skylark.pipelines.demo import demonstrate
-    from skylark.pipelines.session import session
-
-    with _server(root / "store") as namesrv:
-        console.print(f"[bold]Skylark[/bold] serves at [green]{namesrv}[/green]; Spark starts")
-        with session("local[2]", "skylark demo") as spark:
-            return demonstrate(spark, namesrv, root, orders, console)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,8 @@ from rich.table import Table
 from skylark.client.errors import RocketMQError
 from skylark.client.sync import Producer
 from skylark.pipelines.errors import PipelineError
-from skylark.pipelines.progress import follow_all, stopped_by_signal
+from skylark.pipelines.progress import Totals, follow_all, stopped_by_signal
+from skylark.spark.cluster import Cluster
 
 TOPIC: Final = "orders"
 DEADLINE_S: Final = 600.0  # far more than it takes on a busy machine
@@ -56,25 +58,28 @@ def demonstrate(
     console.print(f"[bold]3[/bold] {count:,} orders are produced meanwhile\n")
     rows = _orders(spark, name_server)
     totals = spark.sql(_BY_COUNTRY, rows=rows)
+    begin: list[Callable[[], StreamingQuery]] = [
+        lambda: _aggregation(totals, streamed, directory / "checkpoints" / "totals"),
+        lambda: _archive(rows, directory / "archive", directory / "checkpoints" / "archive"),
+    ]
+    until_s = time.monotonic() + deadline_s
     with stopped_by_signal() as stop:
-        queries = [
-            _aggregation(totals, streamed, directory / "checkpoints" / "totals"),
-            _archive(rows, directory / "archive", directory / "checkpoints" / "archive"),
-        ]
-        work = _Work(name_server, count, queries, stop)
+        work = _Work(name_server, count, stop)
         work.start()
-        timer = threading.Timer(deadline_s, stop.set)
-        timer.daemon = True
-        timer.start()
+
+        def is_over(done: Sequence[Totals]) -> bool:
+            return has_read_all(done, work.total) or work.error is not None or time.monotonic() >= until_s
+
         try:
-            follow_all(queries, titles=["totals by country", "archive"], console=console, stop=stop)
+            queries = [start() for start in begin]
+            titles = ["totals by country", "archive"]
+            follow_all(queries, titles=titles, console=console, stop=stop, again=begin, until=is_over)
         finally:
-            timer.cancel()
             stop.set()
             work.join(timeout=10)
     if work.error is not None:
-        raise PipelineError(f"the orders can't be produced: {work.error}")
-    if not work.done:
+        raise work.error
+    if sum(number for number, cents in streamed.values()) < count:
         raise PipelineError(f"the demonstration was stopped, or took longer than {deadline_s:.0f} s")
     archived = spark.sql(_BY_COUNTRY, rows=spark.read.parquet(str(directory / "archive")))
     return Result(streamed, _by_country(archived.collect()))
@@ -114,28 +119,34 @@ def produce(
         raise PipelineError(f"the orders can't be produced: {e}") from e
 
 
-class _Work(threading.Thread):
-    """Produces, waits until the streams have read it all, and ends them."""
+def has_read_all(done: Sequence[Totals], total: int | None) -> bool:
+    """Whether each stream has come to the end of the topic, once it is known how many messages that has.
 
-    def __init__(self, name_server: str, count: int, queries: list[StreamingQuery], stop: threading.Event) -> None:
+    It goes by offsets: a report of what a stream did may be lost when it is started again.
+    """
+    return total is not None and all(stream.read is not None and stream.read >= total for stream in done)
+
+
+class _Work(threading.Thread):
+    """Produces the orders. Whoever starts it looks at `error`, and at `total`: the messages that the topic has then."""
+
+    def __init__(self, name_server: str, count: int, stop: threading.Event) -> None:
         super().__init__(name="skylark-demo", daemon=True)
         self._name_server = name_server
         self._count = count
-        self._queries = queries
         self._told = stop
-        self.done = False
-        self.error: Exception | None = None
+        self.error: PipelineError | None = None
+        self.total: int | None = None
 
     def run(self) -> None:
         try:
             produce(self._name_server, TOPIC, orders(self._count, skip=_FIRST), self._told)
-            for query in self._queries:
-                query.processAllAvailable()
-            self.done = not self._told.is_set()
+            with Cluster(self._name_server, _SEND_TIMEOUT_S) as cluster:
+                self.total = max(self._count, sum(cluster.max_offsets(cluster.queues(TOPIC)).values()))
         except PipelineError as e:
             self.error = e
-        finally:
-            self._told.set()
+        except RocketMQError as e:
+            self.error = PipelineError(str(e))
 
 
 def _orders(spark: SparkSession, name_server: str) -> DataFrame:

@@ -44,6 +44,7 @@ class Totals:
         self.batches = 0
         self.rows = 0
         self.lag: int | None = None
+        self.read: int | None = None  # the sum of the offsets that it came to
         self.batch_ms: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
         self.rows_per_s = 0.0
         self.last_batch = -1  # the number of the last batch that was counted
@@ -54,6 +55,9 @@ class Totals:
         lags = [lag for lag in map(_lag, progress["sources"]) if lag is not None]
         if lags:
             self.lag = sum(lags)
+        ends = [end for end in map(_end, progress["sources"]) if end is not None]
+        if ends:
+            self.read = sum(ends)
         number = progress["batchId"]
         # A report without addBatch says that there was nothing to do; the batch of that number is still to come.
         if number <= self.last_batch or "addBatch" not in progress["durationMs"]:
@@ -116,21 +120,13 @@ def follow(
     Without `stop`, SIGINT and SIGTERM stop the query; the caller must be the main thread then. `again` starts the query
     anew if Spark gave up the Python process of its source before that had started.
     """
-    console = console or Console(stderr=True)
-    starts = 1
-    while True:
-        try:
-            return follow_all([query], titles=[title or query.name or "query"], console=console, stop=stop)[0]
-        except PipelineError as error:
-            if again is None or starts == _MOST_STARTS or not is_too_busy(error) or _has_begun(query):
-                raise
-        console.print("Spark gave its Python process up before it had started: the query is started again")
-        query = again()
-        starts += 1
-
-
-def _has_begun(query: StreamingQuery) -> bool:
-    return any("addBatch" in progress.durationMs for progress in query.recentProgress)
+    return follow_all(
+        [query],
+        titles=[title or query.name or "query"],
+        console=console,
+        stop=stop,
+        again=None if again is None else [again],
+    )[0]
 
 
 def follow_all(
@@ -139,27 +135,101 @@ def follow_all(
     titles: Sequence[str],
     console: Console | None = None,
     stop: threading.Event | None = None,
+    again: Sequence[Callable[[], StreamingQuery]] | None = None,
+    until: Callable[[Sequence[Totals]], bool] = lambda totals: False,
 ) -> list[Summary]:
-    """The same for several queries, which end together: when one fails or is stopped, the others are stopped."""
+    """The same for several queries, which end together: when one fails or is stopped, the others are stopped.
+
+    They are stopped as well when `until` says so, of what they did so far.
+    """
     console = console or Console(stderr=True)
-    totals = [Totals(title) for title in titles]
+    running = _Running(queries, [Totals(title) for title in titles], again, console)
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         told = stop if stop is not None else stack.enter_context(stopped_by_signal())
-        stack.callback(_stop_all, queries)
-        view = stack.enter_context(_view(console, totals))
-        while any(query.isActive for query in queries) and not told.is_set():
-            _raise_failure(queries)
+        stack.callback(running.stop)
+        view = stack.enter_context(_view(console, running.totals))
+        while running.goes_on() and not told.is_set() and not until(running.totals):
             told.wait(_POLL_S)
-            view.show(_add_new(queries, totals))
-        _stop_all(queries)
-        _add_new(queries, totals)
+            view.show(running.count())
+        running.stop()
+        running.count()
         if not told.is_set():
-            _raise_failure(queries)
-    summaries = [total.summary(time.monotonic() - started_s) for total in totals]
+            running.raise_failure()
+    summaries = [total.summary(time.monotonic() - started_s) for total in running.totals]
     for summary in summaries:
         console.print(Text(str(summary)), soft_wrap=True)
     return summaries
+
+
+class _Running:
+    """Queries that are followed. One whose Python process Spark gave up before it had started is started again."""
+
+    def __init__(
+        self,
+        queries: Sequence[StreamingQuery],
+        totals: Sequence[Totals],
+        again: Sequence[Callable[[], StreamingQuery]] | None,
+        console: Console,
+    ) -> None:
+        self.totals = totals
+        self._queries = list(queries)
+        self._again = again
+        self._starts = [1] * len(queries)
+        self._console = console
+
+    def goes_on(self) -> bool:
+        """Whether one of them runs, perhaps again. Raises PipelineError if one failed."""
+        for index, query in enumerate(self._queries):
+            error = _failure(query)
+            if error is None:
+                continue
+            if self._again is None or self._starts[index] == _MOST_STARTS or not _was_given_up(query, error):
+                raise error
+            self._console.print("Spark gave its Python process up before it had started: the query is started again")
+            self._queries[index] = self._again[index]()
+            self._starts[index] += 1
+        return any(query.isActive for query in self._queries)
+
+    def count(self) -> bool:
+        """Whether there was something new."""
+        changed = False
+        for query, total in zip(self._queries, self.totals, strict=True):
+            last = query.lastProgress
+            if last is not None:
+                # The last report is enough unless batches are shorter than a poll.
+                new = [last] if last.batchId <= total.last_batch + 1 else query.recentProgress
+                for progress in new:
+                    changed |= total.add(json.loads(progress.json))
+        return changed
+
+    def stop(self) -> None:
+        for query in self._queries:
+            if query.isActive:
+                try:
+                    query.stop()
+                except PySparkException as e:
+                    raise PipelineError(f"the query does not stop: {reason(e)}") from e
+
+    def raise_failure(self) -> None:
+        for query in self._queries:
+            error = _failure(query)
+            if error is not None:
+                raise error
+
+
+def _failure(query: StreamingQuery) -> PipelineError | None:
+    error = None if query.isActive else query.exception()
+    if error is None:
+        return None
+    failure = PipelineError(reason(error))
+    failure.__cause__ = error
+    return failure
+
+
+def _was_given_up(query: StreamingQuery, error: PipelineError) -> bool:
+    """Before its first batch: a query without a checkpoint of its own would tell again what it has told."""
+    return is_too_busy(error) and not any("addBatch" in progress.durationMs for progress in query.recentProgress)
 
 
 @contextlib.contextmanager
@@ -227,37 +297,17 @@ def _drawn(totals: Sequence[Totals]) -> Table:
     return table
 
 
-def _add_new(queries: Sequence[StreamingQuery], totals: Sequence[Totals]) -> bool:
-    changed = False
-    for query, total in zip(queries, totals, strict=True):
-        last = query.lastProgress
-        if last is not None:
-            # The last report is enough unless batches are shorter than a poll.
-            new = [last] if last.batchId <= total.last_batch + 1 else query.recentProgress
-            for progress in new:
-                changed |= total.add(json.loads(progress.json))
-    return changed
-
-
-def _raise_failure(queries: Sequence[StreamingQuery]) -> None:
-    for query in queries:
-        error = None if query.isActive else query.exception()
-        if error is not None:
-            raise PipelineError(reason(error)) from error
-
-
-def _stop_all(queries: Sequence[StreamingQuery]) -> None:
-    for query in queries:
-        if query.isActive:
-            try:
-                query.stop()
-            except PySparkException as e:
-                raise PipelineError(f"the query does not stop: {reason(e)}") from e
-
-
 def _lag(source: dict[str, Any]) -> int | None:
     """Messages that a source of ours has not read yet."""
     try:
         return backlog(from_spark(source["endOffset"]), from_spark(source["latestOffset"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _end(source: dict[str, Any]) -> int | None:
+    """The sum of the offsets up to which a source of ours was read."""
+    try:
+        return sum(from_spark(source["endOffset"]).values())
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

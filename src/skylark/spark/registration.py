@@ -6,12 +6,16 @@ batch. Both commit, neither backwards.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import logging
 import os
 import sys
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 5.0
 _MOST_GROUPS: Final = 1024
+_LAST_EVENTS_MS: Final = 5_000
 
 
 def register(spark: SparkSession) -> None:
@@ -42,6 +47,20 @@ def register(spark: SparkSession) -> None:
         listener = GroupProgress()
         spark.streams.addListener(listener)
         spark._skylark_listener = listener  # type: ignore[attr-defined]
+        atexit.register(_leave, spark, listener)
+
+
+def _leave(spark: SparkSession, listener: StreamingQueryListener) -> None:
+    """Takes the listener back when the script ends: Spark lives longer than its Python, and would call into nothing.
+
+    A call that is under way is let finish. After spark.stop() there is nothing to do; if Spark died, nothing to tell.
+    """
+    context = getattr(spark, "sparkContext", None)  # a session of Spark Connect has none
+    if context is None or context._jsc is None:
+        return
+    with contextlib.suppress(Py4JError, PySparkException, OSError):
+        spark.streams.removeListener(listener)
+        context._jsc.sc().listenerBus().waitUntilEmpty(_LAST_EVENTS_MS)
 
 
 def _use_this_python(spark: SparkSession) -> None:
