@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from skylark.pipelines import spec
-from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.checking import check_options
+from skylark.pipelines.errors import Mistakes, PipelineError
 
 WHOLE = """\
 name: paid
@@ -108,3 +109,71 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_bytes(b"#" * (1 << 20) + b"#")
     with pytest.raises(PipelineError, match="larger than a pipeline may be"):
         spec.read(tmp_path / "large.yaml")
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = WHOLE
+    for old, new in (
+        ("name: paid", "name: ../paid"),
+        ("subscribe: orders", "subscribe: [orders]"),
+        ("    failOnDataLoss: false", "    FAILONDATALOSS: false\n    failOnDataLoss: true"),
+        ("python: clean:drop_empty", "pythn: x"),
+        ("path: lake/paid", "path: 7"),
+        ("trigger: 10s", "trigger: often"),
+        ("master: local[2]", "mastr: local[2]"),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    with pytest.raises(Mistakes) as told:
+        parsed(text)
+    assert [str(mistake).split(": ")[0] + " " + str(mistake).split(": ")[1] for mistake in told.value.errors] == [
+        "paid.yaml:1 name",
+        "paid.yaml:6 source.options.subscribe",
+        "paid.yaml:9 source.options.failOnDataLoss",
+        "paid.yaml:14 transforms[1].pythn",
+        "paid.yaml:17 sink.path",
+        "paid.yaml:19 trigger",
+        "paid.yaml:21 spark.mastr",
+    ]
+
+
+def test_what_is_missing_everywhere() -> None:
+    with pytest.raises(Mistakes) as told:
+        parsed("source: {format: csv}\nsink: {format: table, partitionBy: 7}\ntransforms: [7, {}]\ntrigger: {}\n")
+    assert sorted(map(str, told.value.errors)) == [
+        "paid.yaml:1: source.path: missing: the directory of the csv files",
+        "paid.yaml:1: source.schema: missing: a stream of csv needs it, as `id bigint, name string`",
+        "paid.yaml:1: the key name is missing",
+        "paid.yaml:2: sink.partitionBy: expected `array`, got `int`",
+        "paid.yaml:3: transforms[0]: expected `object`, got `int`",
+        "paid.yaml:3: transforms[1]: expected one of sql and python",
+        "paid.yaml:4: trigger: expected `str`, got `object`",
+    ]
+
+
+def test_tables_are_named_as_spark_will_know_them() -> None:
+    table = WHOLE.replace("format: parquet\n  path: lake/paid", "format: table\n  table: Paid")
+    with pytest.raises(PipelineError, match=r"^paid\.yaml:16: sink\.table: .*this would be the table paid; write it"):
+        parsed(table)
+    parsed(table.replace("table: Paid", "table: paid"))
+    parsed(table.replace("conf: {", "conf: {spark.sql.caseSensitive: true, "))
+
+
+def test_all_wrong_options_are_told_at_once() -> None:
+    text = WHOLE
+    for old, new in (
+        ("subscribe: orders", "subscribe: orders\n    pullBatchSise: 1\n    timeout: soon"),
+        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many\n    badRecords: dlq\n    dlqTopic: orders"),
+        ("format: parquet\n  path: lake/paid\n  partitionBy: [tags]", "format: rocketmq\n  options: {topik: paid}"),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    with pytest.raises(Mistakes) as told:
+        check_options(parsed(text))
+    assert [str(mistake).partition("; ")[0][:66] for mistake in told.value.errors] == [
+        "paid.yaml:7: source.options.pullBatchSise: unknown option 'pullBat",
+        "paid.yaml:9: source.options.maxOffsetsPerTrigger: option maxOffset",
+        "paid.yaml:8: source.options.timeout: option timeout='soon': expect",
+        "paid.yaml:21: sink.options.topik: unknown option 'topik'",
+        "paid.yaml:20: sink: option nameServer is missing: the address of a",
+    ]

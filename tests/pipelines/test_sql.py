@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from servers import Server
 
 from patience import DEADLINE_S
+from skylark.client.sync import Producer
+from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.sql import check, query
+from skylark.testing import LocalCluster
 
 BY_TAG = "select tags, count(*) as n, max(cast(body as string)) as last from {topic} group by tags order by tags"
 
@@ -78,3 +83,52 @@ def test_as_a_process(started: Callable[[str], Server]) -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\nA\n", "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("select * from no_such_topic", "topic 'no_such_topic' does not exist at name server "),
+        ("select * from Orders o join orders p on o.keys = p.keys", "'Orders' and 'orders' are two topics, and one "),
+        ("select orders.tags from Orders", "'Orders' and 'orders' are two topics, and one table for Spark"),
+        ("select * from orders join ORDERS", "topic 'ORDERS' does not exist at name server "),
+    ],
+)
+def test_what_is_told_before_spark_starts(statement: str, message: str) -> None:
+    with LocalCluster(topics={"orders": 1, "Orders": 1}) as cluster, pytest.raises(PipelineError) as told:
+        check(statement, name_server=cluster.name_servers)
+    assert str(told.value).startswith(message)
+
+
+def test_what_spark_may_know_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with LocalCluster(topics={"orders": 1, "Orders": 1}) as cluster:
+        for statement, settings in (
+            ("select Orders.tags, STORETIMESTAMP from Orders", {}),
+            ("select ORDERS.tags from orders", {}),
+            ("select * from no_such_topic", {"spark.sql.catalog.lake": "x"}),
+            ("select * from orders, Orders", {"spark.sql.caseSensitive": "true"}),
+        ):
+            check(statement, name_server=cluster.name_servers, settings=settings)
+        with pytest.raises(PipelineError, match="unknown option 'tagz'"):
+            check("select * from orders", name_server=cluster.name_servers, options={"tagz": "a"})
+        monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+        check("select * from no_such_topic", name_server=cluster.name_servers)
+    with pytest.raises(PipelineError, match=r"no connection to 127\.0\.0\.1:1"):
+        check("select 1", name_server="127.0.0.1:1")
+
+
+def test_topics_that_differ_in_case_are_never_mixed_up(spark: SparkSession) -> None:
+    with LocalCluster(topics={"orders": 1, "Orders": 1}) as cluster:
+        with Producer(cluster.name_servers, group="tests") as producer:
+            for topic in ("orders", "Orders"):
+                producer.send(topic, topic.encode())
+
+        def bodies(statement: str) -> list[str]:
+            return [row[0] for row in query(spark, statement, name_server=cluster.name_servers).collect()]
+
+        for topic in ("Orders", "orders", "Orders"):
+            assert bodies(f"select cast(body as string) from {topic}") == [topic]
+        with pytest.raises(PipelineError, match="'Orders' and 'orders' are two topics"):
+            bodies("select body from Orders union all select body from orders")

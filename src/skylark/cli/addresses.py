@@ -30,6 +30,17 @@ NameServers = Annotated[
         callback=_checked,
     ),
 ]
+NameServersOfStream = Annotated[
+    str | None,
+    typer.Option(
+        "-n",
+        "--namesrv",
+        metavar="HOST:PORT[;HOST:PORT]",
+        help="Name servers.",
+        show_default="those that the stream reads from",
+        callback=_checked,
+    ),
+]
 OtherNameServers = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Name servers of the target, if they are others.", callback=_checked),

@@ -16,6 +16,7 @@ from skylark.cli.filtersrv import filtersrv
 from skylark.cli.logs import is_json
 from skylark.cli.messages import consume, send, tail
 from skylark.cli.namesrv import namesrv
+from skylark.cli.offsets import offsets
 from skylark.cli.output import standard_streams, written
 from skylark.cli.pipeline import pipeline, sql
 from skylark.cli.queries import query, trace
@@ -47,6 +48,7 @@ app.command()(fetch_tables)
 app.command()(sql)
 app.command()(demo)
 add_to(pipeline)
+pipeline.add_typer(offsets)
 app.add_typer(pipeline)
 app.add_typer(topic)
 

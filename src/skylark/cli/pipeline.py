@@ -6,6 +6,7 @@ Spark and what it needs are an extra, so nothing of it is imported before a comm
 import contextlib
 import enum
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,14 +66,17 @@ class DeployMode(enum.StrEnum):
 def user_errors() -> Iterator[None]:
     """Makes what a user can put right one line; without the extra, that is how to get it."""
     try:
-        from skylark.pipelines.errors import PipelineError
+        from skylark.pipelines.errors import Mistakes, PipelineError
     except ImportError as e:
         raise Failure(f"pipelines need Spark, and {e.name or e} is missing: {how_to_install('spark')}") from e
     try:
         check_stdout()
         yield
     except PipelineError as e:
-        raise Failure(str(e)) from e
+        *others, last = e.errors if isinstance(e, Mistakes) else (e,)
+        for mistake in others:
+            print("skylark:", " ".join(str(mistake).split()), file=sys.stderr)
+        raise Failure(str(last)) from e
     except KeyboardInterrupt:
         raise typer.Abort from None
 
@@ -189,6 +193,8 @@ def submit(
 
         declared = spec.read(file)
         check_options(declared)
+        if deploy_mode is DeployMode.CLUSTER:
+            submitting.check_paths(declared)
         submission = submitting.Submission(
             file=file.resolve(),
             name=declared.pipeline.name,
@@ -203,7 +209,9 @@ def submit(
         if dry_run and package is None:
             package = Path("skylark-package.zip")
         packed = submitting.write_package((package or Path(directory) / "skylark.zip").resolve())
-        call = submitting.command(submission, packed)
+        # Beside a package that is kept, since the call that is written out names both.
+        aside = packed if dry_run else Path(directory) / "skylark"
+        call = submitting.command(submission, packed, submitting.write_settings(aside.with_suffix(".conf"), submission))
         if dry_run:
             print(submitting.written_out(call))
             return
@@ -321,7 +329,6 @@ def sql(
         from skylark.pipelines import sql as querying
         from skylark.pipelines.rows import Printer, Style
         from skylark.pipelines.session import session
-        from skylark.pipelines.topics import answers
 
         style = Style.JSON if as_json else Style.CSV if as_csv else Style.TABLE
         printer = Printer(style, limit if limit is not None or style != Style.TABLE or stream else 1000)
@@ -330,7 +337,7 @@ def sql(
         if not any(name.lower().startswith("starting") for name in given):
             given["startingOffsets"] = chosen.value
         settings = {"spark.sql.streaming.forceDeleteTempCheckpointLocation": "true", **pairs(conf, "--conf")}
-        answers(namesrv)
+        querying.check(statement, name_server=namesrv, options=given, settings=settings, stream=stream)
         with session(master, "skylark sql", conf=settings) as spark:
             frame = querying.query(spark, statement, name_server=namesrv, options=given, stream=stream)
             if stream and frame.isStreaming:

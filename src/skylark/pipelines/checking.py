@@ -6,8 +6,9 @@ unknown columns, wrong types, and what Spark can't do with a stream. No server i
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from skylark.client.errors import RocketMQError
-from skylark.pipelines.errors import reason
-from skylark.pipelines.spec import Declared, options_of
-from skylark.pipelines.transforms import transformed
+from skylark.client.errors import RocketMQError, RouteNotFound
+from skylark.pipelines.errors import PipelineError, as_one, raise_all, reason
+from skylark.pipelines.spec import Declared, Mistake, options_of
+from skylark.pipelines.transforms import transformed, wrong_apart
 from skylark.spark.cluster import Cluster
 from skylark.spark.offline import log_directories, scan_options
 from skylark.spark.options import BadOption, read_options, write_options
@@ -42,7 +43,10 @@ _OPTIONS: Final[dict[tuple[str, str], Callable[[Mapping[str, str]], object]]] = 
 def check(declared: Declared, spark: SparkSession) -> StructType:
     """The columns that go into the sink. Raises PipelineError."""
     check_options(declared)
-    schema = source_schema(declared, spark)
+    try:
+        schema = source_schema(declared, spark)
+    except PipelineError as e:
+        raise as_one([e, *wrong_apart(declared, spark, 0)]) from e.__cause__
     with tempfile.TemporaryDirectory(prefix="skylark-check-") as directory:
         if declared.pipeline.source.format in BATCH_ONLY:
             result = transformed(declared, spark, spark.createDataFrame([], schema))
@@ -56,41 +60,74 @@ def check(declared: Declared, spark: SparkSession) -> StructType:
 
 
 def check_options(declared: Declared) -> None:
-    """Options of our own formats; those of Spark's formats it looks at itself."""
+    """Options of our own formats; those of Spark's formats it looks at itself. All mistakes are raised at once."""
+    mistakes: list[Mistake] = []
     for (part, name), parse in _OPTIONS.items():
         if getattr(declared.pipeline, part).format == name:
             given = options_of(declared, part)  # type: ignore[arg-type]
             path = getattr(declared.pipeline, part).path
             if path is not None:
                 given["path"] = declared.located(path)
-            try:
-                parse(given)
-            except BadOption as e:
-                named = next((option for option in given if option in str(e)), None)
-                inside = () if named is None else ("options", named) if named != "path" else ("path",)
-                raise declared.document.error((part, *inside), str(e)) from None
+            mistakes += _wrong_options(declared, part, given, parse)
+    raise_all(mistakes)
+
+
+def _wrong_options(
+    declared: Declared, part: str, given: dict[str, str], parse: Callable[[Mapping[str, str]], object]
+) -> Iterator[Mistake]:
+    """Each is left out when it is told, which brings up the next; what its absence makes wrong is not told."""
+    left_out: set[str] = set()
+    while True:
+        try:
+            parse(given)
+            return
+        except BadOption as e:
+            text = str(e)
+        words = set(re.findall(r"\w+", text.partition("; did you mean")[0].partition("; there are")[0]))
+        if words & left_out:
+            return
+        named = next((option for option in given if option in words), None)
+        if named is None and left_out:
+            return
+        inside = () if named is None else ("options", named) if named != "path" else ("path",)
+        yield declared.document.error((part, *inside), text)
+        if named is None:
+            return
+        left_out.add(named)
+        del given[named]
 
 
 def check_servers(declared: Declared) -> None:
     """Asks the name servers for the topics that are read and for the brokers that are written to."""
-    pipeline = declared.pipeline
+    raise_all([*_unreadable(declared), *_unwritable(declared)])
+
+
+def _unreadable(declared: Declared) -> Iterator[Mistake]:
+    if declared.pipeline.source.format != "rocketmq":
+        return
+    reading = read_options(options_of(declared, "source"))
+    asked = reading.subscribe.split(",") if reading.subscribe is not None else []
     try:
-        if pipeline.source.format == "rocketmq":
-            reading = read_options(options_of(declared, "source"))
-            with Cluster(reading.name_server, reading.timeout_s) as cluster:
-                asked = reading.subscribe.split(",") if reading.subscribe is not None else []
-                for topic in filter(None, map(str.strip, asked)):
+        with Cluster(reading.name_server, reading.timeout_s) as cluster:
+            cluster.brokers()
+            for topic in filter(None, map(str.strip, asked)):
+                try:
                     cluster.route(topic)
-                cluster.brokers()
+                except RouteNotFound as e:
+                    yield declared.document.error(("source", "options"), str(e))
     except RocketMQError as e:
-        raise declared.document.error(("source", "options"), str(e)) from e
+        yield declared.document.error(("source", "options"), str(e))
+
+
+def _unwritable(declared: Declared) -> Iterator[Mistake]:
+    if declared.pipeline.sink.format != "rocketmq":
+        return
+    writing = write_options(options_of(declared, "sink"))
     try:
-        if pipeline.sink.format == "rocketmq":
-            writing = write_options(options_of(declared, "sink"))
-            with Cluster(writing.name_server, writing.timeout_s) as cluster:
-                cluster.brokers()
+        with Cluster(writing.name_server, writing.timeout_s) as cluster:
+            cluster.brokers()
     except RocketMQError as e:
-        raise declared.document.error(("sink", "options"), str(e)) from e
+        yield declared.document.error(("sink", "options"), str(e))
 
 
 def source_schema(declared: Declared, spark: SparkSession) -> StructType:
@@ -125,10 +162,14 @@ def _check_streams(declared: Declared, result: DataFrame, checkpoint: str) -> No
 
 def _check_sink(declared: Declared, result: DataFrame) -> None:
     sink, document = declared.pipeline.sink, declared.document
-    for index, name in enumerate(sink.partition_by):
-        if name not in result.columns:
-            known = ", ".join(result.columns)
-            raise document.error(("sink", "partitionBy", index), f"there is no column {name}, only {known}")
+    known = ", ".join(result.columns)
+    raise_all(
+        [
+            document.error(("sink", "partitionBy", index), f"there is no column {name}, only {known}")
+            for index, name in enumerate(sink.partition_by)
+            if name not in result.columns
+        ]
+    )
     if sink.format == "rocketmq":
         try:
             Rows(result.schema, write_options(options_of(declared, "sink")))

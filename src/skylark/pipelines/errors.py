@@ -7,6 +7,7 @@ user needs is the innermost message: the one that names the option or the addres
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -24,6 +25,25 @@ _LONGEST: Final = 600
 
 class PipelineError(Exception):
     """Something that the user can put right; its text is all that they see."""
+
+
+class Mistakes(PipelineError):
+    """Several at once."""
+
+    def __init__(self, errors: Sequence[PipelineError]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = tuple(errors)
+
+
+def as_one(errors: Sequence[PipelineError]) -> PipelineError:
+    """One as it is, more as Mistakes."""
+    return errors[0] if len(errors) == 1 else Mistakes(errors)
+
+
+def raise_all(errors: Sequence[PipelineError]) -> None:
+    """Raises them, if there are any."""
+    if errors:
+        raise as_one(errors)
 
 
 def is_too_busy(error: PipelineError) -> bool:

@@ -123,8 +123,8 @@ def stream(path: Path) -> Stream:
 def target(text: str) -> Target:
     """What `--to` says: earliest, latest, an offset, JSON per queue, or a time. Raises PipelineError."""
     text = text.strip()
-    if text == "earliest" or text == "latest":
-        return text
+    if text in ("earliest", "latest"):
+        return "earliest" if text == "earliest" else "latest"
     if text.isdecimal() and int(text) <= _LARGEST:
         return int(text)
     if text.startswith("{"):
@@ -142,6 +142,15 @@ def target(text: str) -> Target:
             'queue such as {"orders":{"broker-a":{"0":23,"1":-2}}} (-2 earliest, -1 latest)'
         )
     return found
+
+
+def effect(move: Move) -> str:
+    """In words."""
+    if move.after == move.before:
+        return f"stays at {move.before}"
+    count = abs(move.after - move.before)
+    what = "passed over" if move.after > move.before else "read again"
+    return f"from {move.before} to {move.after}, {count:,} {'offset is' if count == 1 else 'offsets are'} {what}"
 
 
 def show(stream: Stream, ends: Ends) -> Shown:
@@ -254,10 +263,10 @@ def skip_message(stream: Stream, wanted: Wanted, offset: int, ends: Ends) -> Pla
     _refuse_done(stream)
     number = checkpoint.planned.number
     return Plan(
-        (Move(queue, planned, offset),),
+        (),
         (
-            f"batch {number}, which did not finish, begins at {before}; it is made to end before the message: from "
-            f"{planned} to {offset}",
+            f"batch {number}, which did not finish, begins at {before}; it ends at {offset} "
+            f"instead of {planned}, before the message",
             f"run the stream: it finishes batch {number} and fails by the message again, as the first of a batch; "
             "then say this once more, and the message is skipped",
         ),

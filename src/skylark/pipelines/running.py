@@ -6,6 +6,7 @@ was under way then is done again: files and tables take it once, a topic as ofte
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from skylark.pipelines.checking import BATCH_ONLY, check
+from skylark.pipelines.checkpoints import held, local_path
 from skylark.pipelines.errors import PipelineError, reason
 from skylark.pipelines.progress import Summary, follow
 from skylark.pipelines.rows import Printer, Style
@@ -40,7 +42,9 @@ def run(
     def begin() -> StreamingQuery:
         return start(declared, spark, once=once)
 
-    return follow(begin(), title=declared.pipeline.name, console=console, stop=stop, again=begin)
+    checkpoint = local_path(declared.checkpoint)
+    with contextlib.nullcontext() if checkpoint is None else held(checkpoint):
+        return follow(begin(), title=declared.pipeline.name, console=console, stop=stop, again=begin)
 
 
 def start(declared: Declared, spark: SparkSession, *, once: bool = False) -> StreamingQuery:

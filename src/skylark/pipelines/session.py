@@ -14,8 +14,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from skylark.pipelines.errors import PipelineError, reason
+from skylark.pipelines.settings import without_settings
 from skylark.spark import register
 
 OLDEST_JAVA: Final = 17
@@ -76,7 +78,7 @@ def spark_session(
     builder = SparkSession.builder
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
-    with _filtered_stderr() as stderr, _no_jvm_left_behind():
+    with _filtered_stderr() as stderr, _started_well():
         try:
             session = builder.getOrCreate()
         except (PySparkException, Py4JError) as e:
@@ -113,13 +115,17 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _no_jvm_left_behind() -> Iterator[None]:
-    """Ctrl-C while Spark starts would leave a JVM that waits for ever for the driver that started it."""
+def _started_well() -> Iterator[None]:
+    """The JVM is started without settings on its command line, where others would read them.
+
+    Ctrl-C meanwhile would leave a JVM that waits for ever for the driver that started it.
+    """
     started: list[subprocess.Popen[bytes]] = []
+    aside = tempfile.TemporaryDirectory(prefix="skylark-spark-")
 
     class Remembered(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
+        def __init__(self, call: Sequence[str], **named: Any) -> None:
+            super().__init__(without_settings(call, Path(aside.name) / "spark.conf"), **named)
             started.append(self)
 
     original = java_gateway.Popen  # type: ignore[attr-defined]
@@ -133,6 +139,7 @@ def _no_jvm_left_behind() -> Iterator[None]:
         raise
     finally:
         java_gateway.Popen = original  # type: ignore[attr-defined]
+        aside.cleanup()
 
 
 def check_java() -> None:

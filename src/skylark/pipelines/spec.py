@@ -1,4 +1,5 @@
-"""A pipeline as its YAML file declares it: source, transforms, sink. Every error names file, line and key.
+"""A pipeline as its YAML file declares it: source, transforms, sink. Every error names file, line and key; they are
+all told at once.
 
     name: paid
     source:
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -25,7 +26,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.errors import PipelineError, raise_all
 from skylark.spark.options import BadOption, duration_ms, option_names
 
 Key = tuple[str | int, ...]
@@ -83,6 +84,17 @@ class Pipeline(msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid
     spark: Spark = Spark()
 
 
+_Part = tuple[type[msgspec.Struct], Mapping[str, Any], Key]
+
+
+class Mistake(PipelineError):
+    """One at a line of a file."""
+
+    def __init__(self, text: str, line: int) -> None:
+        super().__init__(text)
+        self.line = line
+
+
 class Document:
     """A file and where its keys stand in it; without lines it is something else, such as a command line."""
 
@@ -91,17 +103,17 @@ class Document:
         self._lines = lines
         self._blocks = blocks
 
-    def error(self, key: Key, text: str, *, line_within: int = 1) -> PipelineError:
+    def error(self, key: Key, text: str, *, line_within: int = 1) -> Mistake:
         """An error at `key`, or at what stands around it when the key is missing."""
         if not self._lines:
-            return PipelineError(f"{self.name}: {text}")
+            return Mistake(f"{self.name}: {text}", 0)
         place = key
         while place and place not in self._lines:
             place = place[:-1]
         line = self._lines.get(place, 1)
         if place == key and key in self._blocks:
             line += line_within  # the text of a block begins on the line after its key
-        return PipelineError(f"{self.name}:{line}: {dotted(key)}: {text}" if key else f"{self.name}:{line}: {text}")
+        return Mistake(f"{self.name}:{line}: {dotted(key)}: {text}" if key else f"{self.name}:{line}: {text}", line)
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -140,15 +152,11 @@ def parse(text: str, name: str, directory: Path) -> Declared:
     document = Document(name, reading.lines, frozenset(reading.blocks))
     if not isinstance(tree, dict):
         raise document.error((), "a pipeline is a mapping with the keys name, source, transforms and sink")
-    _check_keys(Pipeline, tree, (), document)
-    try:
-        pipeline = msgspec.convert(tree, Pipeline)
-    except msgspec.ValidationError as e:
-        reason, _, place = str(e).partition(" - at `")
-        raise document.error(_parsed(place.rstrip("`")), _plain(reason)) from None
-    declared = Declared(pipeline, document, directory)
-    _check_meaning(declared)
-    return declared
+    mistakes: list[Mistake] = [*_wrong_keys(Pipeline, tree, (), document), *_wrong_values(Pipeline, tree, (), document)]
+    mistakes += _wrong_meanings(tree, document)
+    mistakes.sort(key=lambda mistake: mistake.line)
+    raise_all(mistakes)
+    return Declared(msgspec.convert(tree, Pipeline), document, directory)
 
 
 def options_of(declared: Declared, part: Literal["source", "sink"]) -> dict[str, str]:
@@ -215,54 +223,124 @@ class _Reading:
         return found
 
 
-def _check_keys(kind: type[msgspec.Struct], tree: Mapping[str, Any], key: Key, document: Document) -> None:
+def _parts(kind: type[msgspec.Struct], tree: Mapping[str, Any], key: Key) -> Iterator[_Part]:
+    """The mappings in `tree` that are structs of their own."""
+    if kind is Pipeline:
+        for name, part in (("source", Source), ("sink", Sink), ("spark", Spark)):
+            if isinstance(tree.get(name), dict):
+                yield part, tree[name], (*key, name)
+        if isinstance(tree.get("transforms"), list):
+            for index, item in enumerate(tree["transforms"]):
+                if isinstance(item, dict):
+                    yield Transform, item, (*key, "transforms", index)
+
+
+def _wrong_keys(kind: type[msgspec.Struct], tree: Mapping[str, Any], key: Key, document: Document) -> Iterator[Mistake]:
     """msgspec names the first unknown key only by the mapping it is in; here each has its line, and a suggestion."""
-    parts: dict[str, type[msgspec.Struct]] = {"source": Source, "sink": Sink, "spark": Spark} if not key else {}
     known = option_names(kind)
     for name, value in tree.items():
         if name not in known:
-            raise document.error((*key, name), f"unknown key; {_instead(name, known)}")
-        if name in parts and isinstance(value, dict):
-            _check_keys(parts[name], value, (name,), document)
-        if name == "transforms" and not key and isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    _check_keys(Transform, item, ("transforms", index), document)
+            yield document.error((*key, name), f"unknown key; {_instead(name, known)}")
         if name in ("options", "conf") and isinstance(value, dict):
-            for option, given in value.items():
-                if not isinstance(given, Scalar):
-                    raise document.error((*key, name, option), "expected a text, a number, true or false")
+            yield from _wrong_options(value, (*key, name), document)
+    for part, inside, place in _parts(kind, tree, key):
+        yield from _wrong_keys(part, inside, place, document)
 
 
-def _check_meaning(declared: Declared) -> None:
-    pipeline, document = declared.pipeline, declared.document
-    for index, transform in enumerate(pipeline.transforms):
-        if (transform.sql is None) == (transform.python is None):
-            raise document.error(("transforms", index), "expected one of sql and python")
-    source, sink = pipeline.source, pipeline.sink
-    if source.format in ("parquet", "json", "csv") and source.path is None:
-        raise document.error(("source", "path"), f"missing: the directory of the {source.format} files")
-    if source.format in ("json", "csv") and source.schema is None:
-        raise document.error(
-            ("source", "schema"), f"missing: a stream of {source.format} needs it, as `id bigint, name string`"
-        )
-    if source.format == "rocketmq" and source.path is not None:
-        raise document.error(("source", "path"), "a topic has no path; it is named by the option subscribe")
-    if source.format == "rocketmq-commitlog" and source.path is None:
-        raise document.error(("source", "path"), "missing: the directory of a broker's store")
-    if sink.format == "parquet" and sink.path is None:
-        raise document.error(("sink", "path"), "missing: the directory that the Parquet files go to")
-    if sink.format == "table" and sink.table is None:
-        raise document.error(("sink", "table"), "missing: the name of the table")
-    if sink.format in ("parquet", "table") and sink.mode != "append":
-        raise document.error(("sink", "mode"), f"{sink.format} files can only be appended to; use mode append")
-    if sink.partition_by and sink.format not in ("parquet", "table"):
-        raise document.error(("sink", "partitionBy"), f"only parquet and table are partitioned, not {sink.format}")
-    if pipeline.trigger not in ("once", "continuous"):
+def _wrong_options(given: Mapping[str, Any], key: Key, document: Document) -> Iterator[Mistake]:
+    seen: dict[str, str] = {}
+    for option, value in given.items():
+        if not isinstance(value, Scalar):
+            yield document.error((*key, option), "expected a text, a number, true or false")
+        # Spark compares names of options without case, and would take one of the two.
+        other = seen.setdefault(option.lower(), option) if key[-1] == "options" else option
+        if other != option:
+            yield document.error((*key, option), f"is {other} in another case: give one of them")
+
+
+def _wrong_values(
+    kind: type[msgspec.Struct], tree: Mapping[str, Any], key: Key, document: Document
+) -> Iterator[Mistake]:
+    """msgspec tells of the first one only; here each value is looked at by itself."""
+    inside = list(_parts(kind, tree, key))
+    meant = {close for name in tree for close in _close(name, option_names(kind))}  # misspelt, which is told already
+    looked_at = {place[: len(key) + 1] for _, _, place in inside}
+    for field in msgspec.structs.fields(kind):
+        place = (*key, field.encode_name)
+        if field.encode_name not in tree:
+            if field.required and field.encode_name not in meant:
+                yield document.error(key, f"the key {field.encode_name} is missing")
+        elif place not in looked_at or field.encode_name == "transforms":
+            yield from _wrong_value(field, tree[field.encode_name], place, document)
+    for part, value, place in inside:
+        yield from _wrong_values(part, value, place, document)
+
+
+def _wrong_value(field: msgspec.structs.FieldInfo, value: Any, key: Key, document: Document) -> Iterator[Mistake]:
+    if field.encode_name == "transforms" and isinstance(value, list):
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                yield document.error((*key, index), f"expected `object`, got `{type(item).__name__}`")
+        return
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError as e:
+        reason, _, place = str(e).partition(" - at `")
+        yield document.error((*key, *_parsed(place.rstrip("`"))), _plain(reason))
+
+
+def _wrong_meanings(tree: Mapping[str, Any], document: Document) -> Iterator[Mistake]:
+    """What each part says of itself, if it can be read."""
+    for kind, part, key in _parts(Pipeline, tree, ()):
         try:
-            duration_ms(pipeline.trigger, "trigger")
+            value = msgspec.convert(part, kind)
+        except msgspec.ValidationError:
+            continue  # told already
+        if isinstance(value, Transform) and (value.sql is None) == (value.python is None):
+            yield document.error(key, "expected one of sql and python")
+        wrong = _about_source(value) if isinstance(value, Source) else ()
+        wrong = _about_sink(value, tree) if isinstance(value, Sink) else wrong
+        for name, text in wrong:
+            yield document.error((*key, name), text)
+    trigger = tree.get("trigger", "once")
+    if isinstance(trigger, str) and trigger not in ("once", "continuous"):
+        try:
+            duration_ms(trigger, "trigger")
         except BadOption:
-            raise document.error(("trigger",), "expected once, continuous or a time such as 10s") from None
+            yield document.error(("trigger",), "expected once, continuous or a time such as 10s")
+
+
+def _about_source(source: Source) -> Iterator[tuple[str, str]]:
+    if source.format in ("parquet", "json", "csv") and source.path is None:
+        yield "path", f"missing: the directory of the {source.format} files"
+    if source.format in ("json", "csv") and source.schema is None:
+        yield "schema", f"missing: a stream of {source.format} needs it, as `id bigint, name string`"
+    if source.format == "rocketmq" and source.path is not None:
+        yield "path", "a topic has no path; it is named by the option subscribe"
+    if source.format == "rocketmq-commitlog" and source.path is None:
+        yield "path", "missing: the directory of a broker's store"
+
+
+def _about_sink(sink: Sink, tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if sink.format == "parquet" and sink.path is None:
+        yield "path", "missing: the directory that the Parquet files go to"
+    if sink.format == "table" and sink.table is None:
+        yield "table", "missing: the name of the table"
+    if sink.table is not None and sink.table != sink.table.lower() and not _is_case_sensitive(tree):
+        yield (
+            "table",
+            f"Spark compares names of tables without case: this would be the table {sink.table.lower()}; write it so",
+        )
+    if sink.format in ("parquet", "table") and sink.mode != "append":
+        yield "mode", f"{sink.format} files can only be appended to; use mode append"
+    if sink.partition_by and sink.format not in ("parquet", "table"):
+        yield "partitionBy", f"only parquet and table are partitioned, not {sink.format}"
+
+
+def _is_case_sensitive(tree: Mapping[str, Any]) -> bool:
+    spark = tree.get("spark")
+    conf = spark.get("conf") if isinstance(spark, dict) else None
+    return isinstance(conf, dict) and str(conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def _parsed(path: str) -> Key:
@@ -283,5 +361,9 @@ def _plain(reason: str) -> str:
 
 
 def _instead(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = _close(name, known)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=1)

@@ -8,6 +8,7 @@ unpacks beside every executor (`environment`, made by venv-pack or conda-pack).
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,8 +21,12 @@ import msgspec
 import pyspark
 
 import skylark
-from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.checking import BATCH_ONLY
+from skylark.pipelines.errors import PipelineError, raise_all
 from skylark.pipelines.session import QUIET_LOG, check_java
+from skylark.pipelines.settings import options as of_file
+from skylark.pipelines.settings import write
+from skylark.pipelines.spec import Declared
 
 _UNPACKED: Final = "environment"
 _OLDEST_ZIP_DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -41,29 +46,65 @@ class Submission(msgspec.Struct, kw_only=True, frozen=True):
     once: bool = False
 
 
-def command(submission: Submission, package: Path) -> list[str]:
-    """The call, with Skylark's sources in the zip file `package`."""
+def command(submission: Submission, package: Path, settings_file: Path) -> list[str]:
+    """The call, with Skylark's sources in the zip file `package`, and `settings` in a file."""
     in_cluster = submission.deploy_mode == "cluster"
-    settings = {"spark.sql.session.timeZone": "UTC", **submission.conf}
     call = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
     call += ["--master", submission.master, "--deploy-mode", submission.deploy_mode, "--name", submission.name]
     call += ["--py-files", ",".join([str(package), *submission.py_files])]
     if submission.environment is not None:
         call += ["--archives", f"{submission.environment}#{_UNPACKED}"]
-        settings.setdefault("spark.pyspark.python", f"./{_UNPACKED}/bin/python")
-    elif submission.python is not None:
-        settings.setdefault("spark.pyspark.python", submission.python)
-    if not in_cluster:
-        settings.setdefault("spark.pyspark.driver.python", sys.executable)
-        settings.setdefault("spark.driver.extraJavaOptions", QUIET_LOG)
-    else:
+    if in_cluster:
         call += ["--files", str(submission.file)]
-    for key, value in settings.items():
-        call += ["--conf", f"{key}={value}"]
+    call += of_file(settings_file)
     call.append(str(Path(__file__).with_name("submitted.py")))
     # In a cluster the driver finds the file in its working directory, where --files put it.
     call.append(submission.file.name if in_cluster else str(submission.file))
     return [*call, "--once"] if submission.once else call
+
+
+def settings(submission: Submission) -> dict[str, str]:
+    """Spark's, which go into a file: they may be credentials."""
+    found = {"spark.sql.session.timeZone": "UTC", **submission.conf}
+    if submission.environment is not None:
+        found.setdefault("spark.pyspark.python", f"./{_UNPACKED}/bin/python")
+    elif submission.python is not None:
+        found.setdefault("spark.pyspark.python", submission.python)
+    if submission.deploy_mode != "cluster":
+        found.setdefault("spark.pyspark.driver.python", sys.executable)
+        found.setdefault("spark.driver.extraJavaOptions", QUIET_LOG)
+    return found
+
+
+def write_settings(path: Path, submission: Submission) -> Path:
+    try:
+        return write(path, settings(submission))
+    except OSError as e:
+        raise PipelineError(f"cannot write {path}: {e.strerror}") from e
+
+
+def check_paths(declared: Declared) -> None:
+    """A driver in the cluster runs in a directory that goes with it. Raises Mistakes for what would be in there."""
+    pipeline, document = declared.pipeline, declared.document
+    is_stream = pipeline.source.format not in BATCH_ONLY
+    mistakes = [
+        document.error(
+            key,
+            f"with --deploy-mode cluster, {what} would be in a directory that goes with the driver: give a URL or "
+            "an absolute path that the whole cluster sees and that lasts",
+        )
+        for key, path, what in (
+            (("source", "path"), pipeline.source.path, "the files"),
+            (("sink", "path"), pipeline.sink.path, "the files"),
+            (
+                ("checkpoint",),
+                pipeline.checkpoint or ("" if is_stream else None),
+                "where the stream is, the checkpoint,",
+            ),
+        )
+        if path is not None and not re.match(r"^(/|[a-z][a-z0-9+.-]*:)", path)
+    ]
+    raise_all(mistakes)
 
 
 def written_out(call: Sequence[str]) -> str:

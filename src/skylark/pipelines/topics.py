@@ -27,15 +27,6 @@ def existing(name_server: str, topics: Sequence[str]) -> list[Queue]:
         raise PipelineError(str(e)) from e
 
 
-def answers(name_server: str) -> None:
-    """Raises PipelineError unless a name server is there."""
-    try:
-        with Cluster(name_server, TIMEOUT_S) as cluster:
-            cluster.brokers()
-    except RocketMQError as e:
-        raise PipelineError(str(e)) from e
-
-
 def is_there(name_server: str, topic: str) -> bool:
     try:
         with Cluster(name_server, TIMEOUT_S) as cluster:

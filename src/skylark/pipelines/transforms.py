@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,33 +16,59 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from skylark.pipelines.errors import reason
+from skylark.pipelines.errors import PipelineError, as_one, reason
 from skylark.pipelines.spec import Declared, Key
 
 _LINE: Final = re.compile(r"\(?line (\d+),? pos \d+\)?")
 
 
 def transformed(declared: Declared, spark: SparkSession, rows: DataFrame) -> DataFrame:
-    """Raises PipelineError."""
+    """Raises PipelineError: the first mistake, and those of later transforms that can be told without it."""
     rows.createOrReplaceTempView("source")
     for index, transform in enumerate(declared.pipeline.transforms):
         rows.createOrReplaceTempView("input")
-        if transform.sql is not None:
-            rows = _by_sql(declared, spark, ("transforms", index, "sql"), transform.sql)
-        elif transform.python is not None:
-            rows = _by_python(declared, rows, ("transforms", index, "python"), transform.python)
+        try:
+            if transform.sql is not None:
+                rows = _by_sql(declared, spark, ("transforms", index, "sql"), transform.sql)
+            elif transform.python is not None:
+                rows = _by_python(declared, rows, ("transforms", index, "python"), transform.python)
+        except PipelineError as e:
+            raise as_one([e, *wrong_apart(declared, spark, index + 1)]) from e.__cause__
     return rows
+
+
+def wrong_apart(declared: Declared, spark: SparkSession, first: int) -> Iterator[PipelineError]:
+    """What is wrong with transforms whatever columns they get: SQL that is none, and functions that are not there."""
+    for index, transform in enumerate(declared.pipeline.transforms[first:], first):
+        try:
+            if transform.sql is not None:
+                _parse(declared, spark, ("transforms", index, "sql"), transform.sql)
+            elif transform.python is not None:
+                _function(declared, ("transforms", index, "python"), transform.python)
+        except PipelineError as e:
+            yield e
+
+
+def _parse(declared: Declared, spark: SparkSession, key: Key, statement: str) -> None:
+    session: Any = spark
+    try:
+        session._jsparkSession.sessionState().sqlParser().parsePlan(statement)
+    except PySparkException as e:
+        raise _about_sql(declared, key, e) from e
 
 
 def _by_sql(declared: Declared, spark: SparkSession, key: Key, statement: str) -> DataFrame:
     try:
         return spark.sql(statement)
     except PySparkException as e:
-        text = reason(e)
-        line = _LINE.search(text)
-        raise declared.document.error(
-            key, _LINE.sub("", text).rstrip(" ;"), line_within=int(line[1]) if line else 1
-        ) from e
+        raise _about_sql(declared, key, e) from e
+
+
+def _about_sql(declared: Declared, key: Key, error: PySparkException) -> PipelineError:
+    text = reason(error)
+    line = _LINE.search(text)
+    text = _LINE.sub("", text).rstrip(" ;")
+    return declared.document.error(key, text, line_within=int(line[1]) if line else 1)
 
 
 def _by_python(declared: Declared, rows: DataFrame, key: Key, name: str) -> DataFrame:
