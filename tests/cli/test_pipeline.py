@@ -59,11 +59,16 @@ def test_without_the_extra(tmp_path: Path) -> None:
         (("pipeline", "run", "good.yaml", "--conf", "x"), "--conf: expected NAME=VALUE, not 'x'"),
         (("sql", "select 1", "--json", "--csv", "-n", "x:1"), "--json: it excludes --csv"),
         (("pipeline", "submit", "good.yaml"), "Missing option '--master'"),
+        (
+            ("pipeline", "submit", "kept.yaml", "--master", "yarn", "--deploy-mode", "cluster", "--print"),
+            "skylark: kept.yaml:4: sink.path: with --deploy-mode cluster, ",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(VALID)
     (tmp_path / "bad.yaml").write_text(VALID.replace("sink:", "sinc:"))
+    (tmp_path / "kept.yaml").write_text(VALID + "checkpoint: s3a://kept/numbers\n")
     code, out, err = skylark(*arguments, cwd=tmp_path)
     assert code != 0
     assert out == ""
@@ -71,13 +76,27 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str, tmp_pat
     assert len(err.splitlines()) == 1
 
 
+def test_all_mistakes_have_a_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(VALID.replace("sink:", "sinc:").replace("name: numbers", "name: ../numbers"))
+    code, out, err = skylark("pipeline", "validate", "bad.yaml", cwd=tmp_path)
+    assert (code, out) == (1, "")
+    assert [line.split(": ")[:3] for line in err.splitlines()] == [
+        ["skylark", "bad.yaml:1", "name"],
+        ["skylark", "bad.yaml:4", "sinc"],
+    ]
+
+
 def test_a_submission_written_out(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(VALID)
-    code, out, err = skylark("pipeline", "submit", "good.yaml", "--master", "yarn", "--print", cwd=tmp_path)
+    secret = ("--conf", "spark.hadoop.fs.s3a.secret.key=hidden")
+    code, out, err = skylark("pipeline", "submit", "good.yaml", "--master", "yarn", "--print", *secret, cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "--master yarn" in out
     assert "skylark-package.zip" in out
     assert (tmp_path / "skylark-package.zip").exists()
+    assert f"--properties-file {tmp_path}/skylark-package.conf" in out
+    assert "hidden" not in out
+    assert "spark.hadoop.fs.s3a.secret.key=hidden\n" in (tmp_path / "skylark-package.conf").read_text()
 
 
 def test_validate(tmp_path: Path) -> None:

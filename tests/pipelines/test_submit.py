@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from patience import DEADLINE_S
 from skylark.client.sync import Producer
-from skylark.pipelines.submit import Submission, command, write_package
+from skylark.pipelines.submit import Submission, command, settings, write_package
 from skylark.testing import LocalCluster
 
 SKYLARK = Path(sys.executable).parent / "skylark"
@@ -36,18 +36,19 @@ def test_the_call(tmp_path: Path) -> None:
     file = tmp_path / "orders.yaml"
     package = tmp_path / "skylark.zip"
     base = Submission(file=file, name="orders", master="spark://head:7077", conf={"spark.executor.memory": "1g"})
-    call = command(base, package)
+    call = command(base, package, tmp_path / "spark.conf")
     assert call[1:9] == shlex.split(
         f"--master spark://head:7077 --deploy-mode client --name orders --py-files {package}"
     )
-    assert "spark.executor.memory=1g" in call
+    assert call[9:12] == ["--properties-file", str(tmp_path / "spark.conf"), "--load-spark-defaults"]
+    assert settings(base)["spark.executor.memory"] == "1g"
+    assert not [part for part in call if "1g" in part or part == "--conf"]
     assert call[-1] == str(file)
-    packed = command(
-        Submission(file=file, name="o", master="yarn", deploy_mode="cluster", environment="env.tar.gz", once=True),
-        package,
-    )
+    far = Submission(file=file, name="o", master="yarn", deploy_mode="cluster", environment="env.tar.gz", once=True)
+    packed = command(far, package, tmp_path / "spark.conf")
     assert packed[packed.index("--archives") + 1] == "env.tar.gz#environment"
-    assert "spark.pyspark.python=./environment/bin/python" in packed
+    assert settings(far)["spark.pyspark.python"] == "./environment/bin/python"
+    assert "spark.pyspark.driver.python" not in settings(far)
     assert packed[packed.index("--files") + 1] == str(file)
     assert packed[-2:] == ["orders.yaml", "--once"]
 

@@ -132,7 +132,7 @@ def run_pipeline(
 def validate(file: File, conf: Conf = None) -> None:
     """Check a pipeline without running it: keys, types, options, and SQL against the source's columns.
 
-    No server is asked. The columns that the sink would get are printed.
+    All mistakes are told, one a line. No server is asked. The columns that the sink would get are printed.
     """
     with user_errors():
         from skylark.pipelines import spec

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ import msgspec
 
 from skylark.pipelines.errors import PipelineError
 from skylark.spark.queues import Offsets, Queue, flat, from_spark
+
+log = logging.getLogger(__name__)
 
 LOCK: Final = "skylark.lock"
 BACKUPS: Final = "backups"
@@ -189,6 +192,8 @@ def held(directory: Path) -> Iterator[None]:
             raise PipelineError(
                 f"the stream of {directory} runs{f' in process {by}' if by else ''}: stop it first"
             ) from None
+        except OSError:
+            log.warning("%s: the file system has no locks, so nothing keeps two runs apart", directory)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield

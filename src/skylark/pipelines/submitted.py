@@ -6,7 +6,7 @@ from pathlib import Path
 
 def main(arguments: list[str]) -> int:
     from skylark.pipelines import spec
-    from skylark.pipelines.errors import PipelineError
+    from skylark.pipelines.errors import Mistakes, PipelineError
     from skylark.pipelines.running import run
     from skylark.pipelines.session import session
 
@@ -17,7 +17,8 @@ def main(arguments: list[str]) -> int:
         with session(None, declared.pipeline.name, conf=spec.settings_of(declared)) as spark:
             run(declared, spark, once=once)
     except PipelineError as e:
-        print("skylark:", e, file=sys.stderr, flush=True)
+        for mistake in e.errors if isinstance(e, Mistakes) else (e,):
+            print("skylark:", mistake, file=sys.stderr, flush=True)
         return 1
     return 0
 
