@@ -11,11 +11,14 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from servers import Server, SkylarkServer
 
+from skylark.client.sync import Producer
 from skylark.pipelines import spec
 from skylark.pipelines.checking import check
-from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.checkpoints import held
+from skylark.pipelines.errors import Mistakes, PipelineError
 from skylark.pipelines.progress import Summary
 from skylark.pipelines.running import run
+from skylark.testing import LocalCluster
 from spark.conftest import Topics, wait_for
 
 
@@ -242,3 +245,62 @@ def test_a_store_to_files(spark: SparkSession, server: Server, topic: str, topic
     )
     with pytest.raises(PipelineError, match=rf"history: queue 0 of topic {topic} .* is not json: "):
         run_once(spec.read(tmp_path / "pipeline.yaml"), spark)
+
+
+OF_JSON = """\
+name: numbers
+source:
+  format: rocketmq
+  options:
+    nameServer: "{namesrv}"
+    subscribe: numbers
+    startingOffsets: earliest
+    bodyFormat: json
+    bodySchema: id int
+transforms:
+  - sql: select value.id from input
+sink:
+  format: parquet
+  path: out
+"""
+
+
+def test_a_message_that_cannot_be_read_is_skipped_and_others_are_read_again(
+    spark: SparkSession, skylark: Any, tmp_path: Path
+) -> None:
+    """What the tests of offsets say of a model, of Spark: it takes what they write, and batches have their numbers."""
+    with LocalCluster(topics={"numbers": 1}) as cluster, Producer(cluster.name_servers, group="tests") as producer:
+        declared = declare(tmp_path, OF_JSON.format(namesrv=cluster.name_servers))
+        producer.send("numbers", b'{"id": 0}')
+        assert run_once(declared, spark).rows == 1
+        for body in (b'{"id": 1}', b"oops", b'{"id": 3}'):
+            producer.send("numbers", body)
+        skip = ("pipeline", "offsets", "skip", tmp_path / "pipeline.yaml", "--offset", 2, "--yes")
+        for told in ("batch 1, which did not finish, begins at 1; it ends at 2 instead of 4", "from 2 to 3, 1 offset"):
+            with pytest.raises(PipelineError, match=r"^queue 0 of topic numbers .* at offset 2 is not json"):
+                run_once(declared, spark)
+            ran = skylark(*skip)
+            assert ran.code == 0, ran.err
+            assert told in ran.out
+        assert run_once(declared, spark).rows == 1
+
+        def ids() -> list[int]:
+            return sorted(row.id for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+        assert ids() == [0, 1, 3]
+        moved = skylark("pipeline", "offsets", "set", tmp_path / "pipeline.yaml", "--to", 3, "--yes")
+        assert moved.code == 0, moved.err
+        assert run_once(declared, spark).rows == 1
+        assert ids() == [0, 1, 3, 3]
+        with held(Path(declared.checkpoint)), pytest.raises(PipelineError, match="runs in process"):
+            run_once(declared, spark)
+
+
+def test_all_that_spark_finds_is_told_at_once(spark: SparkSession, module: str, tmp_path: Path) -> None:
+    text = TO_FILES.format(namesrv="127.0.0.1:1", topic="orders", module=module)
+    for old, new in (("cast(body", "cast(bodi"), (":shout", ":whisper"), ("from input where", "form input where")):
+        text = text.replace(old, new, 1)
+    with pytest.raises(Mistakes) as told:
+        check(declare(tmp_path, text), spark)
+    places = [str(mistake).removeprefix(f"{tmp_path}/pipeline.yaml:")[:22] for mistake in told.value.errors]
+    assert places == ["6: transforms[0].sql: ", "7: transforms[1].pytho", "11: transforms[2].sql:"]

@@ -130,20 +130,14 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def moved(checkpoint: Checkpoint, source: int, offsets: Offsets) -> Change:
-    """The stream goes on from these offsets; a planned batch is planned anew. Raises PipelineError."""
+    """The stream goes on from these offsets; a planned batch is planned anew."""
     if checkpoint.finished is not None:
         end = _moved(checkpoint.finished.ends[source], offsets)
         planned = checkpoint.planned
         return Change((checkpoint.finished.with_end(source, end),), planned.number if planned else None)
     assert checkpoint.planned is not None
-    first = checkpoint.planned.ends[source]
-    if "f" not in first:
-        raise PipelineError(
-            f"{checkpoint.directory} does not say where its first batch, which did not finish, begins: an older "
-            "Skylark wrote it; start with a new checkpoint, and say where to begin with the option startingOffsets"
-        )
     # There is no batch before it whose end could be changed: it stays planned, and reads nothing of these queues.
-    end = _moved(first, offsets)
+    end = _moved(checkpoint.planned.ends[source], offsets)
     for queue, offset in offsets.items():
         _place(end["f"], queue, offset)
     return Change((checkpoint.planned.with_end(source, end),))

@@ -195,6 +195,11 @@ def chosen(stream: Stream, wanted: Wanted) -> tuple[int, Offsets]:
         part = {queue: offset for queue, offset in offsets.items() if queue in wanted}
         if part:
             found[source] = part
+    if not found and stream.checkpoint.finished is None:
+        raise PipelineError(
+            f"{stream.checkpoint.directory} does not say where its first batch, which did not finish, begins: start with "
+            "a new checkpoint, and say where to begin with the option startingOffsets"
+        )
     if not found:
         raise PipelineError(f"the stream has no queue of {wanted}; `skylark pipeline offsets show` lists them")
     if len(found) > 1:
