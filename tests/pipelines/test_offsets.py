@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.commands import run_here
+from patience import DEADLINE_S
 from skylark.client.sync import Producer
 from skylark.pipelines import moving
 from skylark.pipelines.checkpoints import BACKUPS, Checkpoint, apply, held, local_path
 from skylark.pipelines.errors import PipelineError
+from skylark.spark.cluster import Cluster
 from skylark.spark.queues import Queue, nested
 from skylark.testing import LocalCluster
 
@@ -354,7 +356,7 @@ def test_by_command(
     orders: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    with moving.opened(orders.name_servers) as cluster:
+    with Cluster(orders.name_servers, timeout_s=DEADLINE_S) as cluster:
         (queue,) = cluster.queues("orders")
     file = tmp_path / "paid.yaml"
     file.write_text(DECLARED.format(namesrv=orders.name_servers))

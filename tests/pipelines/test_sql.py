@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,9 +101,8 @@ def test_what_is_told_before_spark_starts(statement: str, message: str) -> None:
     assert str(told.value).startswith(message)
 
 
-def test_what_spark_may_know_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR"):
-        monkeypatch.delenv(name, raising=False)
+def test_what_spark_may_know_is_left_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     with LocalCluster(topics={"orders": 1, "Orders": 1}) as cluster:
         for statement, settings in (
             ("select Orders.tags, STORETIMESTAMP from Orders", {}),
@@ -113,8 +113,12 @@ def test_what_spark_may_know_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> N
             check(statement, name_server=cluster.name_servers, settings=settings)
         with pytest.raises(PipelineError, match="unknown option 'tagz'"):
             check("select * from orders", name_server=cluster.name_servers, options={"tagz": "a"})
-        monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
-        check("select * from no_such_topic", name_server=cluster.name_servers)
+        for file, text in (("spark-defaults.conf", " spark.sql.catalogImplementation hive\n"), ("hive-site.xml", "")):
+            with pytest.raises(PipelineError, match="'no_such_topic' does not exist"):
+                check("select * from no_such_topic", name_server=cluster.name_servers)
+            (tmp_path / file).write_text(text)
+            check("select * from no_such_topic", name_server=cluster.name_servers)
+            (tmp_path / file).unlink()
     with pytest.raises(PipelineError, match=r"no connection to 127\.0\.0\.1:1"):
         check("select 1", name_server="127.0.0.1:1")
 

@@ -1,5 +1,6 @@
 """`skylark pipeline offsets`: where a stopped stream goes on. Spark's checkpoint is changed without Spark."""
 
+import functools
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,6 @@ from skylark.cli.serving import Failure, log_to_stderr
 
 if TYPE_CHECKING:
     from skylark.pipelines.moving import Plan, Shown, Stream
-    from skylark.spark.cluster import Cluster
 
 offsets = typer.Typer(
     name="offsets", help="Where a stopped stream goes on.", no_args_is_help=True, rich_markup_mode="rich"
@@ -62,8 +62,7 @@ def show(
         from skylark.pipelines import moving
 
         found = moving.stream(stream)
-        with _cluster(found, namesrv) as cluster:
-            shown = moving.show(found, moving.ends_of(cluster, moving.queues_of(found)))
+        shown = moving.show(found, moving.ends_of(_server(found, namesrv), moving.queues_of(found)))
         if as_json:
             queues = [{**msgspec.to_builtins(place), "lag": place.lag} for place in shown.queues]
             print(msgspec.json.encode({**msgspec.to_builtins(shown), "queues": queues}).decode())
@@ -112,9 +111,10 @@ def set_offsets(
 
         where, wanted = moving.target(to), moving.Wanted(topic, broker, queue)
         found = moving.stream(stream)
-        with _cluster(found, namesrv) as cluster:
-            ends = moving.ends_of(cluster, moving.queues_of(found))
-            plan = moving.set_to(found, wanted, where, ends, cluster.offsets_at, replan=replan)
+        server = _server(found, namesrv)
+        ends = moving.ends_of(server, moving.queues_of(found))
+        at_time = functools.partial(moving.offsets_at, server)
+        plan = moving.set_to(found, wanted, where, ends, at_time, replan=replan)
         _carry_out(found, plan, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
@@ -156,8 +156,7 @@ def skip(
 
         wanted = moving.Wanted(topic, broker, queue)
         found = moving.stream(stream)
-        with _cluster(found, namesrv) as cluster:
-            ends = moving.ends_of(cluster, moving.queues_of(found))
+        ends = moving.ends_of(_server(found, namesrv), moving.queues_of(found))
         if count is not None:
             plan = moving.skip_count(found, wanted, count, ends, replan=replan)
         else:
@@ -166,13 +165,11 @@ def skip(
         _carry_out(found, plan, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
-def _cluster(stream: "Stream", namesrv: str | None) -> "Cluster":
-    from skylark.pipelines import moving
-
+def _server(stream: "Stream", namesrv: str | None) -> str:
     chosen = namesrv or stream.name_server
     if chosen is None:
         raise Failure("the checkpoint does not say which name server the stream reads from: give --namesrv HOST:PORT")
-    return moving.opened(chosen)
+    return chosen
 
 
 def _carry_out(stream: "Stream", plan: "Plan", *, dry_run: bool, yes: bool, as_json: bool) -> None:

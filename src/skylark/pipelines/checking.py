@@ -83,17 +83,16 @@ def _wrong_options(
             return
         except BadOption as e:
             text = str(e)
-        words = set(re.findall(r"\w+", text.partition("; did you mean")[0].partition("; there are")[0]))
+        told, _, meant = text.partition("; did you mean ")
+        words = set(re.findall(r"\w+", told.partition("; there are ")[0]))
         if words & left_out:
             return
         named = next((option for option in given if option in words), None)
-        if named is None and left_out:
-            return
         inside = () if named is None else ("options", named) if named != "path" else ("path",)
         yield declared.document.error((part, *inside), text)
         if named is None:
             return
-        left_out.add(named)
+        left_out |= {named, meant.rstrip("?")}
         del given[named]
 
 

@@ -197,10 +197,10 @@ def held(directory: Path) -> Iterator[None]:
 
 def local_path(checkpoint: str) -> Path | None:
     """The directory, if the checkpoint is on this machine."""
-    scheme = re.match(r"^([a-z][a-z0-9+.-]*):(?://(?=/))?", checkpoint)
-    if scheme is None:
+    scheme, colon, path = checkpoint.partition(":")
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
         return Path(checkpoint)
-    return Path(checkpoint[scheme.end() :]) if scheme[1] == "file" and checkpoint[scheme.end() :][:1] == "/" else None
+    return Path(path.removeprefix("//")) if scheme == "file" and re.match(r"(//)?/(?!/)", path) else None
 
 
 def _stored(line: str) -> dict[str, Any] | None:
@@ -273,8 +273,10 @@ def _leave_out(tree: dict[str, Any], queue: Queue) -> None:
 
 def _backup(checkpoint: Checkpoint, change: Change, now: datetime) -> Path:
     """Copies the files that are replaced, with Spark's checksums of them."""
-    stamp = f"{now:%Y%m%dT%H%M%S.%fZ}"
-    backup = checkpoint.directory / BACKUPS / stamp
+    backups = checkpoint.directory / BACKUPS
+    backup = backups / f"{now:%Y%m%dT%H%M%S.%fZ}"
+    while backup.exists():
+        backup = backups / f"{backup.name}+"
     (backup / "offsets").mkdir(parents=True)
     numbers = {batch.number for batch in change.written} | ({change.forgotten} - {None})
     for number in sorted(number for number in numbers if number is not None):

@@ -168,24 +168,30 @@ def show(stream: Stream, ends: Ends) -> Shown:
     )
 
 
-def ends_of(cluster: Cluster, queues: Iterable[Queue]) -> Ends:
+def ends_of(name_server: str, queues: Iterable[Queue]) -> Ends:
     """Of the queues that are there now. Raises PipelineError if a server can't be reached."""
     asked = set(queues)
     there: set[Queue] = set()
     try:
-        for topic in sorted({queue.topic for queue in asked}):
-            try:
-                there |= asked & set(cluster.queues(topic))
-            except RouteNotFound:
-                continue
-        low, high = cluster.min_offsets(sorted(there)), cluster.max_offsets(sorted(there))
+        with Cluster(name_server, _TIMEOUT_S) as cluster:
+            for topic in sorted({queue.topic for queue in asked}):
+                try:
+                    there |= asked & set(cluster.queues(topic))
+                except RouteNotFound:
+                    continue
+            low, high = cluster.min_offsets(sorted(there)), cluster.max_offsets(sorted(there))
     except RocketMQError as e:
         raise PipelineError(str(e)) from e
     return {queue: (low[queue], high[queue]) for queue in there}
 
 
-def opened(name_server: str) -> Cluster:
-    return Cluster(name_server, _TIMEOUT_S)
+def offsets_at(name_server: str, times_ms: Mapping[Queue, int]) -> Offsets:
+    """The first offset stored at or after each time. Raises PipelineError."""
+    try:
+        with Cluster(name_server, _TIMEOUT_S) as cluster:
+            return cluster.offsets_at(times_ms)
+    except RocketMQError as e:
+        raise PipelineError(str(e)) from e
 
 
 def chosen(stream: Stream, wanted: Wanted) -> tuple[int, Offsets]:
@@ -197,8 +203,8 @@ def chosen(stream: Stream, wanted: Wanted) -> tuple[int, Offsets]:
             found[source] = part
     if not found and stream.checkpoint.finished is None:
         raise PipelineError(
-            f"{stream.checkpoint.directory} does not say where its first batch, which did not finish, begins: start with "
-            "a new checkpoint, and say where to begin with the option startingOffsets"
+            f"{stream.checkpoint.directory} does not say where its first batch, which did not finish, begins: start "
+            "with a new checkpoint, and say where to begin with the option startingOffsets"
         )
     if not found:
         raise PipelineError(f"the stream has no queue of {wanted}; `skylark pipeline offsets show` lists them")

@@ -12,8 +12,10 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -194,8 +196,17 @@ def _refuse_mixed(cluster: Cluster, topic: str, names: Iterable[str], tables: It
 
 def _may_have_tables(settings: Mapping[str, str]) -> bool:
     """Whether Spark may know tables from elsewhere: by its settings, those of its installation among them."""
-    of_installation = any(os.environ.get(name) for name in ("SPARK_CONF_DIR", "SPARK_HOME"))
-    return of_installation or any(key.startswith(_OF_CATALOGS) for key in settings)
+    if any(key.startswith(_OF_CATALOGS) for key in settings):
+        return True
+    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    installed = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf")
+    try:
+        defaults = (installed / "spark-defaults.conf").read_text(errors="replace")
+    except OSError:
+        defaults = ""
+    return (installed / "hive-site.xml").exists() or any(
+        line.strip().startswith(_OF_CATALOGS) for line in defaults.splitlines()
+    )
 
 
 def _quoted(name: str) -> str:
