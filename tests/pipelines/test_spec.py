@@ -156,7 +156,9 @@ def test_tables_are_named_as_spark_will_know_them() -> None:
     with pytest.raises(PipelineError, match=r"^paid\.yaml:16: sink\.table: .*this would be the table paid; write it"):
         parsed(table)
     parsed(table.replace("table: Paid", "table: paid"))
-    parsed(table.replace("conf: {", "conf: {spark.sql.caseSensitive: true, "))
+    parsed(table.replace("table: Paid", "table: lake.sales.Paid"))
+    for setting in ("spark.sql.caseSensitive: true", "spark.sql.catalog.lake: x"):
+        parsed(table.replace("conf: {", f"conf: {{{setting}, "))
 
 
 def test_all_wrong_options_are_told_at_once() -> None:

@@ -326,7 +326,7 @@ def _about_sink(sink: Sink, tree: Mapping[str, Any]) -> Iterator[tuple[str, str]
         yield "path", "missing: the directory that the Parquet files go to"
     if sink.format == "table" and sink.table is None:
         yield "table", "missing: the name of the table"
-    if sink.table is not None and sink.table != sink.table.lower() and not _is_case_sensitive(tree):
+    if sink.table is not None and sink.table != sink.table.lower() and not _has_own_cases(sink.table, tree):
         yield (
             "table",
             f"Spark compares names of tables without case: this would be the table {sink.table.lower()}; write it so",
@@ -337,10 +337,13 @@ def _about_sink(sink: Sink, tree: Mapping[str, Any]) -> Iterator[tuple[str, str]
         yield "partitionBy", f"only parquet and table are partitioned, not {sink.format}"
 
 
-def _is_case_sensitive(tree: Mapping[str, Any]) -> bool:
+def _has_own_cases(table: str, tree: Mapping[str, Any]) -> bool:
+    """Whether the table may be in another catalog than Spark's own, which puts all names in small letters."""
     spark = tree.get("spark")
     conf = spark.get("conf") if isinstance(spark, dict) else None
-    return isinstance(conf, dict) and str(conf.get("spark.sql.caseSensitive")).lower() == "true"
+    settings = conf if isinstance(conf, dict) else {}
+    is_another = any(str(key).startswith(("spark.sql.catalog.", "spark.sql.defaultCatalog")) for key in settings)
+    return is_another or table.count(".") > 1 or str(settings.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def _parsed(path: str) -> Key:
