@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -413,3 +414,24 @@ def test_by_command(
         code, out, err = offsets(*arguments)
         assert (code, out) == (1, "")
         assert err.startswith(f"skylark: {message}")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_it_is_asked(
+    orders: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(orders.name_servers, timeout_s=DEADLINE_S) as cluster:
+        (queue,) = cluster.queues("orders")
+    model = Model(tmp_path, {queue: 10})
+    assert model.run(10)
+    command = ("pipeline", "offsets", "set", str(tmp_path), "-n", orders.name_servers, "--to", "8")
+    for answer, code, told, offset in (("n", 130, "skylark: stopped", 10), ("y", 0, "It was written to last at 20", 8)):
+        monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+        ended, out, err = run_here(monkeypatch, capsys, *command)
+        assert (ended, told in err) == (code, True)
+        assert "from 10 to 8, 2 offsets are read again" in out
+        assert model.stored(0)["o"] == nested({queue: offset})

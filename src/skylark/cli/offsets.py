@@ -180,7 +180,11 @@ def _carry_out(stream: "Stream", plan: "Plan", *, dry_run: bool, yes: bool, as_j
         _tell(plan, sys.stderr if as_json else sys.stdout)
         if not sys.stdin.isatty():
             raise Failure("nothing was changed: without a terminal to ask at, say --yes, or --dry-run")
-        print("Spark keeps no lock on a checkpoint: a stream that still runs would be spoiled.", file=sys.stderr)
+        print(
+            "Spark keeps no lock on a checkpoint, and this would spoil a stream that still runs. It was written to last "
+            f"at {stream.checkpoint.written:%Y-%m-%d %H:%M:%S} UTC.",
+            file=sys.stderr,
+        )
         typer.confirm("Is the stream stopped, and is this what you want?", abort=True, err=True)
     elif not as_json:
         _tell(plan, sys.stdout)

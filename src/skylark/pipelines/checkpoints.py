@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -117,6 +117,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
     def planned_ends(self) -> dict[int, Offsets]:
         """Where the planned batch ends that comes again; empty if there is none."""
         return {source: from_spark(end) for source, end in self.planned.ends.items()} if self.planned else {}
+
+    @property
+    def written(self) -> datetime:
+        """When the stream wrote to it last."""
+        return datetime.fromtimestamp(max(time_ns for _, time_ns, _ in self.seen) / 1e9, UTC)
 
     def is_as_read(self) -> bool:
         return _seen(self.directory) == self.seen
