@@ -181,7 +181,7 @@ def _carry_out(stream: "Stream", plan: "Plan", *, dry_run: bool, yes: bool, as_j
         if not sys.stdin.isatty():
             raise Failure("nothing was changed: without a terminal to ask at, say --yes, or --dry-run")
         print(
-            "Spark keeps no lock on a checkpoint, and this would spoil a stream that still runs. It was written to last "
+            "Spark keeps no lock on a checkpoint, and this would spoil a stream that runs. It was written to last "
             f"at {stream.checkpoint.written:%Y-%m-%d %H:%M:%S} UTC.",
             file=sys.stderr,
         )
