@@ -435,3 +435,32 @@ def test_at_a_terminal_it_is_asked(
         assert (ended, told in err) == (code, True)
         assert "from 10 to 8, 2 offsets are read again" in out
         assert model.stored(0)["o"] == nested({queue: offset})
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+EXAMPLES = GUIDE.read_text().partition("## Where a stream goes on\n")[2].split("```")[1].strip().splitlines()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_guide(
+    orders: LocalCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    example: str,
+) -> None:
+    with Cluster(orders.name_servers, timeout_s=DEADLINE_S) as cluster:
+        (queue,) = cluster.queues("orders")
+    (tmp_path / "paid.yaml").write_text(DECLARED.format(namesrv=orders.name_servers))
+    model = Model(tmp_path / "checkpoints" / "paid", {queue: 9}, {(queue, 5)} if "--offset" in example else set())
+    assert model.run(4) is not bool(model.bad)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    here = {"localhost:9876": orders.name_servers, "broker-a": queue.broker, "120": "7", "4711": "5"}
+    for word, there in here.items():
+        example = example.replace(word, there)
+    name, *words = example.split()
+    code, _, err = run_here(monkeypatch, capsys, *words)
+    assert (name, code) == ("skylark", 0), err
+    changes = " show " not in example and "--dry-run" not in example
+    assert (model.directory / BACKUPS).exists() == changes
