@@ -456,7 +456,7 @@ def test_the_examples_of_the_guide(
     assert model.run(4) is not bool(model.bad)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    here = {"localhost:9876": orders.name_servers, "broker-a": queue.broker, "120": "7", "4711": "5"}
+    here = {"120": "7", "4711": "5", "broker-a": queue.broker, "localhost:9876": orders.name_servers}
     for word, there in here.items():
         example = example.replace(word, there)
     name, *words = example.split()
