@@ -177,6 +177,6 @@ def test_all_wrong_options_are_told_at_once() -> None:
         "paid.yaml:9: source.options.maxOffsetsPerTrigger: option maxOffset",
         "paid.yaml:8: source.options.timeout: option timeout='soon': expect",
         "paid.yaml:11: source.options.dlqTopic: option dlqTopic='orders' is",
-        "paid.yaml:21: sink.options.topik: unknown option 'topik'",
-        "paid.yaml:20: sink: option nameServer is missing: the address of a",
+        "paid.yaml:20: sink.options.topik: unknown option 'topik'",
+        "paid.yaml:18: sink: option nameServer is missing: the address of a",
     ]
