@@ -17,6 +17,8 @@ from skylark.client.sync import Producer, PullConsumer, PushConsumer
 from skylark.pipelines import dead_letters
 from skylark.pipelines.dead_letters import Report, Wanted
 from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.reading import messages
+from skylark.pipelines.redriven import Redriven
 from skylark.pipelines.resending import Resent
 
 ANY = Wanted()
@@ -43,10 +45,10 @@ def stored(namesrv: str, topic: str, count: int) -> list[Message]:
     """What a topic holds, as soon as it is so many messages: Apache's queues follow its log."""
     deadline_s = time.monotonic() + DEADLINE_S
     with PullConsumer(namesrv, TOOLS_GROUP) as consumer:
-        while len(found := list(dead_letters.read(consumer, topic))) < count:
+        while len(found := list(messages(consumer, topic))) < count:
             assert time.monotonic() < deadline_s, f"{topic} has {found}"
             time.sleep(0.05)
-    return found
+    return [message for message, _ in found]
 
 
 def inspect(namesrv: str, group: str, wanted: Wanted = ANY, last: int = 10) -> Report:
@@ -106,7 +108,7 @@ def test_a_step_that_was_not_noted_is_sent_again_with_the_same_ids(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(dead_letters._Redriven, "add", die)
+        patched.setattr(Redriven, "add", die)
         with pytest.raises(KeyboardInterrupt):
             redrive(namesrv, group)
     assert redrive(namesrv, group).messages == 1

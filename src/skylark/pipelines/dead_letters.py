@@ -3,18 +3,16 @@
 A message that a group could not consume, however often it was tried, is in the topic %DLQ%GROUP. Its properties tell
 the topic that it was sent to.
 
-What was sent back is noted in the topic SKYLARK_REDRIVEN: an entry, with the group as its key, names dead letters by
-broker and place in the log. So none is sent back twice, whoever asks, from wherever, and whichever filters were used
-before. An entry is younger than the letters that it names, and brokers delete the oldest first: it outlives them.
+What was sent back is noted (see `redriven`), and no letter is sent twice. One that can't be sent stays where it is and
+is told; the others are sent.
 """
 
 from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -28,32 +26,16 @@ from skylark.client.subscriptions import DLQ_PREFIX, RETRY_PREFIX
 from skylark.client.sync import PullConsumer
 from skylark.client.validation import check_group, check_send_topic
 from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.reading import Read, has_topic, messages
+from skylark.pipelines.redriven import PRODUCER, Redriven
 from skylark.pipelines.resending import TIMEOUT_S, Resent, outgoing, resend
 from skylark.pipelines.span import ALWAYS, Span
 from skylark.spark.cluster import Cluster
-from skylark.spark.outbox import Outbox, Pack
-from skylark.spark.queues import Queue
 from skylark.spark.rows import Outgoing
 from skylark.spark.sink import unique_keys
-from skylark.wire.frame import Frame
-from skylark.wire.message import (
-    PROPERTY_DLQ_ORIGIN_TOPIC,
-    PROPERTY_KEYS,
-    PROPERTY_RETRY_TOPIC,
-    PROPERTY_SHARDING_KEY,
-)
+from skylark.wire.message import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC, PROPERTY_SHARDING_KEY
 
-REDRIVEN_TOPIC: Final = "SKYLARK_REDRIVEN"
-_PRODUCER: Final = "skylark-redrive"
-_PULLED: Final = 256
-_PAUSE_S: Final = 0.02
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """Dead letters that were sent back: offsets in the log of a broker."""
-
-    broker: str
-    letters: list[int]
+_MOST_REASONS: Final = 10
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -97,6 +79,8 @@ class Letter(msgspec.Struct, frozen=True):
     body: str | None
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
     """In place of `body` where that is no UTF-8."""
+    unreadable: str | msgspec.UnsetType = msgspec.UNSET
+    """Why the body, which is as it was sent then, can't be inflated."""
 
     @property
     def raw_body(self) -> bytes:
@@ -118,14 +102,14 @@ def inspect(name_server: str, group: str, wanted: Wanted, last: int) -> Report:
     kinds: dict[tuple[str, str], Kind] = {}
     newest: deque[Letter] = deque(maxlen=last)
     with _Box(name_server, group) as box:
-        for message in box.letters(wanted):
-            topic, is_redriven = origin(message, group), box.is_redriven(message)
+        for message, unreadable in box.letters(wanted):
+            topic, is_redriven = origin(message, group), message in box.redriven
             kind = kinds.setdefault((topic or "", message.tag or ""), Kind(topic, message.tag))
             kind.count += 1
             kind.waiting += not is_redriven
             kind.first_ms = min(kind.first_ms or message.store_timestamp_ms, message.store_timestamp_ms)
             kind.last_ms = max(kind.last_ms, message.store_timestamp_ms)
-            newest.append(_letter(message, topic, is_redriven))
+            newest.append(_letter(message, topic, is_redriven, unreadable))
     found = [kinds[name] for name in sorted(kinds)]
     return Report(group, sum(k.count for k in found), sum(k.waiting for k in found), found, list(newest))
 
@@ -144,24 +128,50 @@ def redrive(
     """Sends dead letters to their original topic, or to `to_topic`, until `stop` or a signal. Raises PipelineError.
 
     To the retry topic of a group, a message goes with the name of its original topic, which its consumers then see.
+    The error comes at the end if there are letters that can't be sent.
     """
-    with _Box(name_server, group) as box, Cluster(name_server, TIMEOUT_S) as cluster:
-        waiting = (message for message in box.letters(wanted) if not box.is_redriven(message))
-        redriven = _Redriven(cluster, group)
+    with _Box(name_server, group) as box:
+        left = Left()
+        maker = _Maker(box.cluster, group, to_topic, left)
+        waiting = (read for read in box.letters(wanted) if read[0] not in box.redriven)
+        box.redriven.prepare()
         done = resend(
-            islice(waiting, most),
-            _maker(cluster, group, to_topic),
-            redriven.add,
-            cluster=cluster,
-            group=_PRODUCER,
+            islice(maker.made(waiting), most),
+            lambda made: made[1],
+            lambda step: box.redriven.add([letter for letter, _ in step]),
+            refused=lambda made, error: left.add(made[0], str(error)),
+            cluster=box.cluster,
+            group=PRODUCER,
             title=f"dead letters of {group}",
             total=None,
             rate=rate,
             stop=stop,
             console=console,
         )
-        redriven.settle()
+        box.redriven.settle()
+        left.tell()
         return done
+
+
+class Left:
+    """Letters that can't be sent, and why."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Message] = {}
+        self._count = 0
+
+    def add(self, letter: Message, reason: str) -> None:
+        self._count += 1
+        if len(self._first) < _MOST_REASONS:
+            self._first.setdefault(reason, letter)
+
+    def tell(self) -> None:
+        """Raises PipelineError if there are any."""
+        if not self._count:
+            return
+        letters = "1 dead letter is" if self._count == 1 else f"{self._count:,} dead letters are"
+        reasons = "; ".join(f"{_place(letter)}: {reason}" for reason, letter in self._first.items())
+        raise PipelineError(f"{letters} not sent and stay as they are, the first of each kind: {reasons}")
 
 
 def origin(message: Message, group: str) -> str | None:
@@ -177,23 +187,6 @@ def origin(message: Message, group: str) -> str | None:
     return None
 
 
-def read(consumer: PullConsumer, topic: str) -> Iterator[Message]:
-    """All messages of a topic, which may be missing, up to where it ends now. Raises PipelineError."""
-    try:
-        for queue in consumer.queues(topic):
-            offset, end = consumer.min_offset(queue), consumer.max_offset(queue)
-            while offset < end:
-                pulled = consumer.pull(queue, offset, _PULLED)
-                yield from (message for message in pulled.messages if message.queue_offset < end)
-                if pulled.next_offset <= offset:
-                    break
-                offset = pulled.next_offset
-    except RouteNotFound:
-        return
-    except RocketMQError as e:
-        raise PipelineError(str(e)) from e
-
-
 def check_names(group: str, to_topic: str | None) -> None:
     """Raises PipelineError for names that nothing can have."""
     try:
@@ -207,99 +200,87 @@ def check_names(group: str, to_topic: str | None) -> None:
 class _Box:
     """The dead letters of a group, and which of them were sent back."""
 
+    redriven: Redriven
+
     def __init__(self, name_server: str, group: str) -> None:
         self._group = group
         self._consumer = PullConsumer(name_server, TOOLS_GROUP, request_timeout_s=TIMEOUT_S / 3)
-        self._redriven: set[tuple[str, int]] = set()
+        self.cluster = Cluster(name_server, TIMEOUT_S)
 
     def __enter__(self) -> _Box:
         self._consumer.start()
-        for message in read(self._consumer, REDRIVEN_TOPIC):
-            if message.properties.get(PROPERTY_KEYS) == self._group:
-                entry = msgspec.json.decode(message.body, type=Entry)
-                self._redriven.update((entry.broker, letter) for letter in entry.letters)
+        try:
+            has_topic(self._consumer, DLQ_PREFIX + self._group)  # so that no name server is waited for in vain
+            self.redriven = Redriven(self.cluster, self._consumer, self._group)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.cluster.close()
         self._consumer.close()
 
-    def letters(self, wanted: Wanted) -> Iterator[Message]:
+    def letters(self, wanted: Wanted) -> Iterator[Read]:
         """Those that are there now, the oldest of each queue first."""
-        return (message for message in read(self._consumer, DLQ_PREFIX + self._group) if message in wanted)
-
-    def is_redriven(self, message: Message) -> bool:
-        return (message.broker, message.log_offset) in self._redriven
+        return (read for read in messages(self._consumer, DLQ_PREFIX + self._group) if read[0] in wanted)
 
 
-class _Redriven:
-    """Notes what was sent back."""
+class _Maker:
+    """Makes the messages to send; letters of which none can be made are left, and told."""
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    def __init__(self, cluster: Cluster, group: str, to_topic: str | None, left: Left) -> None:
         self._cluster = cluster
         self._group = group
-        self._outbox = Outbox(cluster, _PRODUCER, TIMEOUT_S, max_in_flight=1, on_stored=self._stored)
-        self._ends: dict[Queue, int] = {}
+        self._to_topic = to_topic
+        self._left = left
+        self._reasons: dict[str, str] = {}  # topic -> why nothing can be sent to it
 
-    def add(self, messages: Sequence[Message]) -> None:
-        self._prepare()
-        for broker in sorted({message.broker for message in messages}):
-            letters = [message.log_offset for message in messages if message.broker == broker]
-            body = msgspec.json.encode(Entry(broker, letters))
-            key = unique_keys("redriven", broker, str(letters[0])).of(0, 1)[0]
-            labels = {PROPERTY_KEYS: self._group}
-            self._outbox.put(outgoing(REDRIVEN_TOPIC, body, labels, unique_key=key, ordering_key=None))
-        self._outbox.flush()
+    def made(self, letters: Iterator[Read]) -> Iterator[tuple[Message, Outgoing]]:
+        for letter, unreadable in letters:
+            first = origin(letter, self._group)
+            topic = self._to_topic or first
+            if unreadable is not None:
+                self._left.add(letter, unreadable)
+            elif topic is None:
+                self._left.add(letter, "it does not tell its original topic: name a topic with --to-topic")
+            elif reason := self._closed(topic):
+                self._left.add(letter, f"{reason}; --to-topic names another")
+            else:
+                yield letter, _made(letter, first, topic)
 
-    def settle(self) -> None:
-        """Waits until whoever comes next can read it: Apache's queues follow its log."""
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            there = self._cluster.max_offsets(self._ends)
-            if all(there[queue] >= end for queue, end in self._ends.items()):
-                return
-            time.sleep(_PAUSE_S)
-
-    def _stored(self, pack: Pack, reply: Frame) -> None:
-        assert pack.queue is not None
-        queue = Queue(pack.topic, pack.queue.broker_name, pack.queue.queue_id)
-        self._ends[queue] = int(reply.fields["queueOffset"]) + 1
-
-    def _prepare(self) -> None:
-        try:
-            self._cluster.route(REDRIVEN_TOPIC)
-        except RouteNotFound:
-            address = next(iter(self._cluster.brokers().values()))
-            self._cluster.make_topic(REDRIVEN_TOPIC, address)
+    def _closed(self, topic: str) -> str:
+        """Why nothing can be sent to it; empty if it can."""
+        if topic not in self._reasons:
+            try:
+                is_open = bool(self._cluster.route(topic).write_queues)
+                closed = f"topic {topic!r} takes no messages: it may only be read, or its brokers are away"
+                self._reasons[topic] = "" if is_open else closed
+            except RouteNotFound as e:
+                self._reasons[topic] = str(e)
+            except RocketMQError as e:
+                raise PipelineError(str(e)) from e
+        return self._reasons[topic]
 
 
-def _maker(cluster: Cluster, group: str, to_topic: str | None) -> Callable[[Message], Outgoing]:
-    def make(message: Message) -> Outgoing:
-        first = origin(message, group)
-        topic = to_topic or first
-        if topic is None:
-            raise PipelineError(
-                f"the dead letter at offset {message.queue_offset} of queue {message.queue_id} at {message.broker} "
-                "does not tell its original topic: name a topic with --to-topic"
-            )
-        try:
-            cluster.route(topic)
-        except RouteNotFound as e:
-            raise PipelineError(f"{e}; --to-topic names another") from e
-        made = outgoing(
-            topic,
-            message.body,
-            message.properties,
-            unique_key=unique_keys("redrive", message.broker, str(message.log_offset)).of(0, 1)[0],
-            ordering_key=message.properties.get(PROPERTY_SHARDING_KEY),
-        )
-        if topic.startswith(RETRY_PREFIX) and first is not None:
-            made.properties[PROPERTY_RETRY_TOPIC] = first
-        return made
-
-    return make
+def _made(letter: Message, first: str | None, topic: str) -> Outgoing:
+    made = outgoing(
+        topic,
+        letter.body,
+        letter.properties,
+        unique_key=unique_keys("redrive", letter.broker, str(letter.log_offset)).of(0, 1)[0],
+        ordering_key=letter.properties.get(PROPERTY_SHARDING_KEY),
+    )
+    if topic.startswith(RETRY_PREFIX) and first is not None:
+        made.properties[PROPERTY_RETRY_TOPIC] = first
+    return made
 
 
-def _letter(message: Message, topic: str | None, is_redriven: bool) -> Letter:
+def _place(letter: Message) -> str:
+    return f"offset {letter.queue_offset} of queue {letter.queue_id} at {letter.broker}"
+
+
+def _letter(message: Message, topic: str | None, is_redriven: bool, unreadable: str | None = None) -> Letter:
     text, coded = _text(message.body)
     return Letter(
         topic=topic,
@@ -313,6 +294,7 @@ def _letter(message: Message, topic: str | None, is_redriven: bool) -> Letter:
         redriven=is_redriven,
         body=text,
         body_base64=coded,
+        unreadable=msgspec.UNSET if unreadable is None else unreadable,
     )
 
 

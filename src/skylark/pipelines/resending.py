@@ -1,7 +1,8 @@
 """Messages that were stored once, sent again: at a rate, step by step.
 
-A step is a handful of messages. They are sent, every acknowledgement is awaited, and then the step is noted. So what is
-noted was stored, and a process that dies sends one step a second time and loses none.
+A step is a handful of messages, which are made before the first is sent. They are sent, every acknowledgement is
+awaited, and then the step is noted; of a step that fails in the middle, what was stored is noted. So what is noted was
+stored, and a process that dies sends one step a second time and loses none.
 
 A message keeps its body, keys, tags, ordering key and whatever properties its producer gave it. It does not keep what
 the system set for its first way: unique id, delay, priority, transaction, retries.
@@ -14,19 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from skylark.client.errors import RocketMQError
+from skylark.client.errors import BrokerError, RocketMQError
+from skylark.client.sending import RETRY_CODES
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.progress import stopped_by_signal
 from skylark.spark.cluster import Cluster
-from skylark.spark.outbox import Outbox
+from skylark.spark.outbox import Outbox, Pack
 from skylark.spark.rows import Outgoing, is_own
+from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 
 TIMEOUT_S: Final = 30.0  # so long a broker may be away, for a restart say
@@ -94,14 +97,16 @@ def resend(
     rate: int | None,
     stop: threading.Event | None = None,
     console: Console | None = None,
+    refused: Callable[[_T, RocketMQError], None] | None = None,
 ) -> Resent:
     """Sends a message for each item until `stop` is set; `note` is told the items of each step when they are stored.
 
     Without `stop`, SIGINT and SIGTERM end it; the caller must be the main thread then.
-    `rate` is in messages a second. Raises PipelineError when a broker refuses, or is away for too long.
+    `rate` is in messages a second. Raises PipelineError when a broker is away for too long, or refuses a message; with
+    `refused` that is told the item, and the others are sent.
     """
     console = console or Console(stderr=True)
-    outbox = Outbox(cluster, group, TIMEOUT_S, max_in_flight=_MAX_IN_FLIGHT)
+    sender = _Sender(cluster, group, make, note, refused)
     began_s = time.monotonic()
     sent = 0
     is_complete = True
@@ -115,20 +120,98 @@ def resend(
                 is_complete = False
                 break
             try:
-                for item in step:
-                    message = make(item)
-                    outbox.put(message)
-                    if message.topic.startswith(RETRY_PREFIX):
-                        outbox.flush()  # brokers take no batches there
-                outbox.flush()
-                note(step)
+                sent += sender.send(step)
             except RocketMQError as e:
+                sent += sender.give_up()
                 raise PipelineError(f"{e}; {_messages(sent)} sent before: the same command goes on from there") from e
-            sent += len(step)
             show(sent)
     done = Resent(title, sent, time.monotonic() - began_s, is_complete)
     console.print(str(done), soft_wrap=True, highlight=False, markup=False)
     return done
+
+
+class _Sender(Generic[_T]):
+    """Sends steps, and notes of each what was stored."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        make: Callable[[_T], Outgoing],
+        note: Callable[[Sequence[_T]], None],
+        refused: Callable[[_T, RocketMQError], None] | None,
+    ) -> None:
+        self._outbox = Outbox(cluster, group, TIMEOUT_S, max_in_flight=_MAX_IN_FLIGHT, on_stored=self._on_stored)
+        self._make = make
+        self._note = note
+        self._refused = refused
+        self._step: list[tuple[_T, Outgoing]] = []  # what is not noted yet
+        self._stored: set[int] = set()  # the identities of messages of the step
+
+    def send(self, items: Sequence[_T]) -> int:
+        """How many were stored, and noted."""
+        self._step = [(item, self._make(item)) for item in items]
+        try:
+            for _, message in self._step:
+                self._put(message)
+            self._outbox.flush()
+        except BrokerError as e:
+            if self._refused is None or not _is_refusal(e):
+                raise
+            self._drain()
+            return self._note_stored() + self._send_one_by_one(self._refused)
+        return self._note_stored()
+
+    def give_up(self) -> int:
+        """After an error: how many of the step were stored nevertheless, and are noted now."""
+        self._drain()
+        return self._note_stored()
+
+    def _note_stored(self) -> int:
+        """All of the step or, after an error, some; of one queue that is the first so many."""
+        stored = [item for item, message in self._step if id(message) in self._stored]
+        self._step = [(item, message) for item, message in self._step if id(message) not in self._stored]
+        self._stored.clear()
+        if stored:
+            self._note(stored)
+        return len(stored)
+
+    def _send_one_by_one(self, refused: Callable[[_T, RocketMQError], None]) -> int:
+        """A refusal is of a whole request: which message it is meant for shows when each goes alone."""
+        sent = 0
+        for item, message in list(self._step):
+            try:
+                self._put(message)
+                self._outbox.flush()
+            except BrokerError as e:
+                if not _is_refusal(e):
+                    raise
+                refused(item, e)
+            sent += self._note_stored()
+        return sent
+
+    def _drain(self) -> None:
+        """Waits for what is on the way after one request failed, whatever the answers are, for a while."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            try:
+                self._outbox.flush()
+            except RocketMQError:
+                continue  # each time with one request less
+            return
+
+    def _put(self, message: Outgoing) -> None:
+        self._outbox.put(message)
+        if message.topic.startswith(RETRY_PREFIX):
+            self._outbox.flush()  # brokers take no batches there
+
+    def _on_stored(self, pack: Pack, reply: Frame) -> None:
+        self._stored.update(map(id, pack.messages))
+
+
+def _is_refusal(error: BrokerError) -> bool:
+    """Whether the broker will not take the message, now or later; else it was busy for too long."""
+    return error.code not in RETRY_CODES
 
 
 def _messages(count: int) -> str:
