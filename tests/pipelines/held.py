@@ -18,15 +18,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
 from pyspark.sql.readwriter import DataFrameWriter
 
 from skylark.cli.main import main
-from skylark.pipelines import archive
-from skylark.pipelines.archive import STATE
 from skylark.pipelines.files import Files
+from skylark.pipelines.keeping import KEPT, PLANNED, Batch, Keeper, Rows
 
-KEEP, WRITE, RENAME, PARQUET = archive._Batch.keep, Files.write, Files.rename, DataFrameWriter.parquet
+KEEP, WRITE, RENAME, PARQUET = Keeper.keep, Files.write, Files.rename, DataFrameWriter.parquet
 
 
 class Hold:
@@ -44,29 +42,29 @@ class Hold:
             if step != "writing":
                 threading.Event().wait()
 
-    def keep(self, batch: archive._Batch, rows: DataFrame) -> None:
+    def keep(self, keeper: Keeper, batch: Batch, rows: Rows) -> None:
         self.at("begun")
-        KEEP(batch, rows)
+        KEEP(keeper, batch, rows)
 
     def parquet(self, writer: DataFrameWriter, *arguments: Any) -> None:
         self.at("writing")
         PARQUET(writer, *arguments)
 
     def write(self, files: Files, name: str, text: str) -> None:
-        kind = name.removeprefix(f"{STATE}/").partition("/")[0]
-        if kind == "planned":
+        if name.startswith(PLANNED):
             self.at("staged")
         WRITE(files, name, text)
-        self.at(kind)
+        if name.startswith(PLANNED):
+            self.at("planned")
 
     def rename(self, files: Files, old: str, new: str) -> None:
         RENAME(files, old, new)
-        self.at("moved")
+        self.at("done" if new.startswith(KEPT) else "moved")
 
 
 if __name__ == "__main__":
     hold = Hold(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
-    archive._Batch.keep = lambda *arguments: hold.keep(*arguments)  # type: ignore[method-assign]
+    Keeper.keep = lambda *arguments: hold.keep(*arguments)  # type: ignore[method-assign]
     DataFrameWriter.parquet = lambda *arguments: hold.parquet(*arguments)  # type: ignore[method-assign,assignment]
     Files.write = lambda *arguments: hold.write(*arguments)  # type: ignore[method-assign]
     Files.rename = lambda *arguments: hold.rename(*arguments)  # type: ignore[method-assign]

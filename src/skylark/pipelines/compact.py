@@ -4,29 +4,27 @@ The key is the whole text of a message's keys, as in Apache's compaction topics;
 the messages of a key in one queue the last one counts, whatever its time; of several queues, the one stored last. A
 message with an empty body, or with the tag that was chosen for it, says that its key is deleted.
 
-A snapshot is written aside and takes the place of the one before by a rename, so readers find a whole one:
+A topic that was made anew begins at offset 0 again: in an archive the messages of its later life come last (see
+`lives`).
 
-    PATH/part-*.parquet      the columns of the source, a row for each key
-    PATH/_compact            what it was made of; a directory without it is not replaced
+A snapshot has the columns of the source and a row for each key; how it takes the place of the one before is in
+`snapshot`.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from datetime import UTC, datetime
-from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.files import Files
 from skylark.pipelines.lake import Lake
+from skylark.pipelines.lives import FIRST
+from skylark.pipelines.snapshot import Snapshot
 from skylark.spark.columns import NAMES
-
-_MARK: Final = "_compact"
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +46,14 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def topic_messages(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """All that the topic has now."""
+    """All that the topic has now: of one life."""
     options = {"nameServer": name_server, "subscribe": topic, "startingOffsets": "earliest", "endingOffsets": "latest"}
-    return spark.read.format("rocketmq").options(**options).load()
+    return spark.read.format("rocketmq").options(**options).load().withColumn("life", F.lit(FIRST))
 
 
 def lake_messages(spark: SparkSession, path: str, topic: str) -> DataFrame:
     lake = Lake(spark, path)
-    return lake.messages(lake.choose(topic))
+    return lake.in_lives(lake.choose(topic))[0]
 
 
 class Compaction:
@@ -80,22 +78,17 @@ class Compaction:
 
     def to_files(self, spark: SparkSession, path: str) -> Compacted:
         """Replaces the snapshot there. Raises PipelineError for a directory with other files."""
-        target = Files(spark, path)
-        if target.names() and not target.exists(_MARK):
-            raise PipelineError(f"{target.root} has files that are no snapshot of compact: choose another directory")
-        parent, _, name = target.root.rpartition("/")
+        parent, _, name = Files(spark, path).root.rpartition("/")
         beside = Files(spark, parent)
-        leftovers = [other for other in beside.names() if other.startswith(f".{name}.compact-")]
-        fresh, old = (f".{name}.compact-{uuid.uuid4().hex}" for _ in range(2))
-        self._result.write.parquet(beside.path(fresh))
-        done = self._done()
-        beside.write(f"{fresh}/{_MARK}", msgspec.json.encode(done).decode())
-        if beside.exists(name):
-            beside.rename(name, old)
-        beside.rename(fresh, name)
-        for other in (old, *leftovers):
-            beside.delete(other)
-        return done
+        done: list[Compacted] = []
+
+        def write(directory: str) -> bytes:
+            self._result.write.parquet(beside.path(directory))
+            done.append(self._done())
+            return msgspec.json.encode(done[0])
+
+        Snapshot(beside, name).replace(write)
+        return done[0]
 
     def to_topic(self, name_server: str, topic: str) -> Compacted:
         """Sends the latest messages; those of one key always go to the same queue."""
@@ -118,7 +111,7 @@ class Compaction:
 
 def _latest(messages: DataFrame) -> DataFrame:
     of_queue = messages.groupBy("keys", "broker", "queueId").agg(
-        F.max_by(F.struct(*NAMES), F.col("offset")).alias("row")
+        F.max_by(F.struct(*NAMES), F.struct("life", "offset")).alias("row")
     )
     last_stored = F.struct("row.storeTimestamp", "row.broker", "row.queueId")
     return of_queue.groupBy("keys").agg(F.max_by("row", last_stored).alias("row")).select("row.*")

@@ -16,7 +16,7 @@ _LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\
 _OURS: Final = frozenset(
     """
     BadOption BadColumns BadRow Undecodable DataLost RouteNotFound NotANameServer NotReachable RequestTimeout
-    BrokerError InvalidMessage SendFailed
+    BrokerError InvalidMessage SendFailed PipelineError
     """.split()
 )
 _TOO_SLOW: Final = "Python worker failed to connect back"

@@ -6,13 +6,20 @@ of a file is atomic on disks and HDFS; on an object store the new name appears a
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from skylark.pipelines.errors import PipelineError
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
 
 
 class Files:
@@ -55,6 +62,13 @@ class Files:
             found.append(str(start.toUri().relativize(files.next().getPath().toUri()).getPath()))
         return sorted(found)
 
+    def matching(self, directories: str, patterns: Sequence[str]) -> list[str]:
+        """The files that have one of these patterns, in directories such as `topic=*/date=*`, in order."""
+        root = re.sub(r"([\\{}\[\]*?,^])", r"\\\1", self.root)
+        wanted = self._jvm.org.apache.hadoop.fs.Path(f"{root}/{directories}/{{{','.join(patterns)}}}")
+        found = [str(status.getPath().toString()) for status in self._fs.globStatus(wanted) or ()]
+        return sorted(name.removeprefix(self.root).lstrip("/") for name in found)
+
     def read(self, name: str) -> str | None:
         """The text of a small file, None if there is none."""
         if not self.exists(name):
@@ -85,9 +99,23 @@ class Files:
         if not self._fs.rename(self._path(old), target):
             raise PipelineError(f"{self.path(old)} can't be renamed to {target.toString()}")
 
+    def exchange(self, one: str, other: str) -> bool:
+        """Two directories change places in one step; False where the file system can't do that."""
+        uris = [self._path(name).toUri() for name in (one, other)]
+        return str(uris[0].getScheme()) == "file" and _exchange(*(str(uri.getPath()) for uri in uris))
+
     def delete(self, name: str) -> None:
         """The file or directory, if it is there."""
         self._fs.delete(self._path(name), True)
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Linux's renameat2, which Python has no name for."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

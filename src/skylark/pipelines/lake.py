@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -12,10 +13,13 @@ from pyspark.sql import functions as F
 
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.files import Files
+from skylark.pipelines.keeping import queues_noted
+from skylark.pipelines.lives import FIRST, Lives, Portion, later, lives_of
 from skylark.pipelines.span import ALWAYS, Span
-from skylark.spark.columns import NAMES
+from skylark.spark.columns import NAMES, SCHEMA
 
 _TOPIC: Final = "topic="
+_BESIDE: Final = timedelta(days=1)
 
 
 def check_path(path: str) -> None:
@@ -39,6 +43,10 @@ class Lake:
     def root(self) -> str:
         return self._files.root
 
+    @property
+    def topics(self) -> list[str]:
+        return sorted(self._directories)
+
     def has(self, topic: str) -> bool:
         return topic in self._directories
 
@@ -54,10 +62,36 @@ class Lake:
         return topic or there
 
     def messages(self, topic: str, span: Span = ALWAYS) -> DataFrame:
-        """The columns of the source. Of a span, only the files of its days are looked at."""
-        found = self._spark.read.parquet(self._files.path(self._directories[topic]))
+        """The columns of the source. Of a span, only the files of its days and of those beside them are looked at."""
+        return self._found(topic, span).select(*NAMES)
+
+    def in_lives(self, topic: str, span: Span = ALWAYS) -> tuple[DataFrame, Lives]:
+        """The same with the column `life`, by whose number and then by offset the messages of a queue are in order."""
+        found = self._found(topic, span).select(*NAMES, F.col("_metadata.file_path").alias("file"))
+        time_ms = F.unix_millis("storeTimestamp")
+        portions = found.groupBy("broker", "queueId", "file").agg(
+            F.min("offset"), F.max("offset"), F.count("*"), F.min(time_ms), F.max(time_ms)
+        )
+        lives = lives_of(Portion(*row) for row in portions.collect())
+        others = later(lives)
+        if not others:
+            return found.drop("file").withColumn("life", F.lit(FIRST)), lives
+        numbered = self._spark.createDataFrame(others, "broker string, queueId int, file string, life int")
+        joined = found.join(F.broadcast(numbered), ["broker", "queueId", "file"], "left")
+        return joined.select(*NAMES, F.coalesce("life", F.lit(FIRST)).alias("life")), lives
+
+    def queues(self, topic: str) -> list[tuple[str, int]]:
+        """The queues that the topic had when it was archived last, also those without a message: broker and number."""
+        return [(queue.broker, queue.queue_id) for queue in queues_noted(self._files) if queue.topic == topic]
+
+    def _found(self, topic: str, span: Span) -> DataFrame:
+        found = self._spark.read.schema(f"{SCHEMA}, date date").parquet(self._files.path(self._directories[topic]))
+        # Earlier versions took the date from the session's time zone.
         if span.begin is not None:
-            found = found.where((F.col("date") >= span.begin.date()) & (F.col("storeTimestamp") >= span.begin))
+            found = found.where(F.col("date") >= span.begin.date() - _BESIDE).where(
+                F.col("storeTimestamp") >= span.begin
+            )
         if span.end is not None:
-            found = found.where((F.col("date") <= span.end.date()) & (F.col("storeTimestamp") < span.end))
-        return found.withColumn("topic", F.lit(topic)).select(*NAMES)
+            found = found.where(F.col("date") <= span.end.date() + _BESIDE)
+            found = found.where(F.col("storeTimestamp") < span.end)
+        return found.withColumn("topic", F.lit(topic))
