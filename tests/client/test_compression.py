@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skylark.client.compression import SYS_FLAGS, Codec, deflate, inflate, require
-from skylark.client.errors import InvalidMessage, UnreadableMessage
+from skylark.client.errors import InvalidMessage, MissingCodec, UnreadableMessage
 
 CODECS = list(Codec)
 
@@ -79,7 +79,7 @@ def test_a_codec_that_is_not_installed_says_how_to_get_it(codec: Codec, monkeypa
 
     packed = deflate(b"hello", codec)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UnreadableMessage, match=r"pip install '\.\[compression\]'"):
+    with pytest.raises(MissingCodec, match=r"pip install '\.\[compression\]'"):
         inflate(packed, SYS_FLAGS[codec])
     with pytest.raises(InvalidMessage, match=r"pip install '\.\[compression\]'"):
         require(codec)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skylark.spark.options import BadOption, duration_ms, per_queue, read_options
+from skylark.spark.offline import scan_options
+from skylark.spark.options import BadOption, batch_options, duration_ms, per_queue, read_options, write_options
 from skylark.spark.queues import Queue
 
 NEEDED = {"nameServer": "localhost:9876", "subscribe": "orders"}
@@ -22,8 +23,32 @@ def test_names_are_taken_in_any_case_and_spark_s_own_are_passed_over() -> None:
         ({"nameServer": "a:1"}, "one of the options subscribe, subscribePattern, assign"),
         ({**NEEDED, "assign": "{}"}, "subscribe and assign exclude each other"),
         ({**NEEDED, "maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger"),
-        ({**NEEDED, "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0': Expected `int` >= 1"),
-        ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss='maybe'"),
+        (
+            {**NEEDED, "maxOffsetsPerTrigger": "0"},
+            r"maxOffsetsPerTrigger='0': expected a whole number from 1 on \(most",
+        ),
+        ({**NEEDED, "pullBatchSize": "1025"}, "pullBatchSize='1025': expected a whole number from 1 to 1024"),
+        ({**NEEDED, "failOnDataLoss": "maybe"}, "failOnDataLoss='maybe': expected true or false"),
+        ({**NEEDED, "badRecords": "skip"}, "badRecords='skip': expected dlq, drop or fail"),
+        ({**NEEDED, "bodyFormat": "xml"}, "bodyFormat='xml': expected avro, binary, json, protobuf or text"),
+        (
+            {**NEEDED, "startingTimestamp": "2026-01-01"},
+            r"expected a whole number .*milliseconds .* such as 1767225600000",
+        ),
+        ({**NEEDED, "endingOffsets": "latest", "endingTimestamp": "1"}, "endingOffsets and endingTimestamp exclude"),
+        ({**NEEDED, "endingoffsets": "latest", "endingOffsetsByTimestamp": "{}"}, "endingOffsetsByTimestamp exclude"),
+        (
+            {**NEEDED, "startingTimestamp": "2", "endingTimestamp": "1"},
+            "endingTimestamp=1 is before startingTimestamp=2",
+        ),
+        ({**NEEDED, "badRecords": "dlq"}, "need each other"),
+        ({**NEEDED, "badRecords": "dlq", "dlqTopic": "a b"}, "dlqTopic='a b': .*illegal characters"),
+        ({**NEEDED, "badRecords": "dlq", "dlqTopic": "orders"}, "is itself read"),
+        (
+            {"nameServer": "a:1", "assign": '{"dead":{"b":[0]}}', "badRecords": "dlq", "dlqTopic": "dead"},
+            "dlqTopic='dead' is itself read",
+        ),
+        ({"nameServer": "a:1", "subscribePattern": ".*", "badRecords": "dlq", "dlqTopic": "dead"}, "is itself read"),
         ({**NEEDED, "tags": "a", "sqlFilter": "b = 1"}, "tags and sqlFilter exclude"),
         ({**NEEDED, "sqlFilter": "price >"}, "option sqlFilter='price >': "),
         ({**NEEDED, "nameServer": "localhost"}, "nameServer='localhost': .*host:port"),
@@ -38,6 +63,31 @@ def test_wrong_options(given: dict[str, str], said: str) -> None:
         read_options(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams: a batch read has no triggers"),
+        ({"minoffsetspertrigger": "5"}, "minOffsetsPerTrigger is for streams"),
+        ({"maxBytesPerTrigger": "5"}, "maxBytesPerTrigger is for streams"),
+        ({"maxTriggerDelay": "5s"}, "maxTriggerDelay is for streams"),
+    ],
+)
+def test_what_a_batch_read_does_not_take(given: dict[str, str], said: str) -> None:
+    with pytest.raises(BadOption, match=said):
+        batch_options({**NEEDED, **given})
+    assert batch_options(NEEDED) == read_options(NEEDED)
+
+
+def test_other_kinds_of_options_tell_what_they_take() -> None:
+    with pytest.raises(BadOption, match="deliveryGuarantee='once': expected at-least-once or exactly-once"):
+        write_options({"nameServer": "a:1", "deliveryGuarantee": "once"})
+    with pytest.raises(BadOption, match=r"maxBytesPerPartition='32m': expected a whole number from 65536 on .*bytes"):
+        scan_options({"path": "x", "maxBytesPerPartition": "32m"})
+    with pytest.raises(BadOption, match="endingTimestamp=1 is before"):
+        scan_options({"path": "x", "startingTimestamp": "2", "endingTimestamp": "1"})
+
+
 def test_durations() -> None:
     assert [duration_ms(text, "x") for text in ("5ms", "2 s", "3m", "1h")] == [5, 2_000, 180_000, 3_600_000]
 
@@ -47,6 +97,9 @@ def test_offsets_per_queue() -> None:
     for text in ("[", '{"t":5}', '{"t":{"b":{"x":5}}}'):
         with pytest.raises(BadOption, match=r"option x=.*expected JSON such as"):
             per_queue(text, "x")
+    for text in ("[", '{"t":{"b":{"0":-1}}}'):
+        with pytest.raises(BadOption, match=r"expected JSON such as .*1767225600000.* in milliseconds since 1970"):
+            per_queue(text, "startingOffsetsByTimestamp")
 
 
 def test_what_spark_adds_itself_is_no_mistake() -> None:

@@ -144,6 +144,8 @@ def _broker_config(
     mapping.setdefault("bindAddress", "127.0.0.1")
     # Nor should it write outside the directory that it was started in.
     mapping.setdefault("storePathRootDir", "./data")
+    # The first filter by SQL that somebody tries should work; Apache's broker, and so `skylark broker`, has it off.
+    mapping.setdefault("enablePropertyFilter", "true")
     result = from_mapping(mapping, source=str(config or "defaults"))
     if given := mapping.get("namesrvAddr"):
         log.warning(

@@ -11,7 +11,7 @@ import zlib
 from enum import StrEnum
 from typing import Any, Final
 
-from skylark.client.errors import InvalidMessage, UnreadableMessage
+from skylark.client.errors import InvalidMessage, MissingCodec, UnreadableMessage
 from skylark.extras import how_to_install
 from skylark.wire.message import (
     SYS_COMPRESSED,
@@ -80,7 +80,7 @@ def deflate(body: bytes, codec: Codec, level: int = DEFAULT_LEVEL) -> bytes:
 
 
 def inflate(body: bytes, sys_flag: int, max_bytes: int = MAX_INFLATED_BYTES) -> bytes:
-    """The body as it was before it was compressed as the sys flag says. Raises UnreadableMessage."""
+    """The body as it was before it was compressed as the sys flag says. Raises UnreadableMessage, or MissingCodec."""
     if not sys_flag & SYS_COMPRESSED:
         return body
     codec = _CODECS.get(sys_flag & SYS_COMPRESSION_MASK)
@@ -89,9 +89,7 @@ def inflate(body: bytes, sys_flag: int, max_bytes: int = MAX_INFLATED_BYTES) -> 
     try:
         inflater = zlib.decompressobj() if codec is Codec.ZLIB else _inflater(codec)
     except ImportError:
-        raise UnreadableMessage(
-            f"the body is compressed with {codec}; {how_to_install('compression')} brings it"
-        ) from None
+        raise MissingCodec(f"the body is compressed with {codec}; {how_to_install('compression')} brings it") from None
     try:
         inflated: bytes = inflater.decompress(body, max_bytes)
     except (zlib.error, RuntimeError, ValueError, EOFError, _zstd_error()) as e:

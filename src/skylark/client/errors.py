@@ -34,6 +34,10 @@ class UnreadableMessage(RocketMQError, ValueError):
     """A message whose body can't be inflated: damaged, larger than the limit, or of a codec that is not installed."""
 
 
+class MissingCodec(UnreadableMessage):
+    """A message is whole, and what would inflate its body is not installed here: the text says what to install."""
+
+
 class BrokerError(RocketMQError):
     """A server answered that it did not do what was asked, with a response code and a remark.
 

@@ -74,6 +74,7 @@ class _Types:
 
     def __init__(self) -> None:
         self._named: dict[str, str] = {}
+        self._weightless: set[str] = set()  # named types whose values take no bytes
 
     def of(self, schema: Any) -> str:
         if isinstance(schema, list):
@@ -84,7 +85,10 @@ class _Types:
         if not isinstance(kind, str):
             return self.of(kind)
         if kind == "array":
-            return f"array<{self.of(schema['items'])}>"
+            items = self.of(schema["items"])
+            if self._is_weightless(schema["items"]):
+                raise ValueError("items of an array that take no bytes: a body of six could hold a billion of them")
+            return f"array<{items}>"
         if kind == "map":
             return f"map<string,{self.of(schema['values'])}>"
         if kind == "record":
@@ -109,8 +113,23 @@ class _Types:
 
     def _remember(self, schema: Any, kind: str) -> str:
         if "name" in schema:
-            self._named[schema["name"].rpartition(".")[2]] = kind
+            name = schema["name"].rpartition(".")[2]
+            self._named[name] = kind
+            if self._is_weightless(schema):
+                self._weightless.add(name)
         return kind
+
+    def _is_weightless(self, schema: Any) -> bool:
+        if isinstance(schema, str):
+            return schema == "null" or schema.rpartition(".")[2] in self._weightless
+        if isinstance(schema, list):
+            return False
+        kind = schema["type"]
+        if kind == "record":
+            return all(self._is_weightless(field["type"]) for field in schema["fields"])
+        if kind == "fixed":
+            return bool(schema["size"] == 0)
+        return kind not in ("array", "map", "enum") and self._is_weightless(kind)
 
 
 def _without_unknown_logical_types(schema: Any) -> Any:

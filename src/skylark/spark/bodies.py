@@ -1,58 +1,52 @@
-"""Bodies decoded by option: the column `value`, and what becomes of rows that can't be decoded.
+"""Bodies decoded by option: the column `value`, and what becomes of messages that can't be given as a row.
 
-Schemas are read where the query is planned and travel with it, so workers need no file. JSON is decoded by msgspec for
-all rows in one call, with the types of the schema, and the rows are only looked at one by one when one of them is bad.
+Schemas are read where the query is planned and travel with it, so workers need no file. Bodies are decoded for all rows
+in one call, and the rows are only looked at one by one when one of them is bad. Whatever a message holds, the option
+`badRecords` says what becomes of it, and it takes no more memory than a portion (see `portions`).
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import importlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, Self, TypedDict
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import Meta
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_type
 
 from skylark.client.errors import RocketMQError
-from skylark.client.validation import user_properties
 from skylark.extras import how_to_install
 from skylark.spark import columns
+from skylark.spark.letters import Letters, letters_of
 from skylark.spark.options import BadOption, Reading
+from skylark.spark.portions import Portion, portions
 from skylark.spark.queues import Queue
-from skylark.spark.records import Records
-from skylark.wire.message import PROPERTY_KEYS, PROPERTY_TAGS
-
-if TYPE_CHECKING:
-    from skylark.client.sync import Producer
+from skylark.spark.records import FIRST_TIME_MS, LAST_TIME_MS, Records
 
 log = logging.getLogger(__name__)
 
 COLUMN: Final = "value"
-REASON: Final = "badRecordReason"
-"""The property that tells why a message is in the DLQ topic; it goes with `badRecordTopic`, `-Broker`, `-Queue`,
-`-Offset` and `-Id`, which tell where it was."""
 
 _MOST_REASON: Final = 500  # characters
-_PRODUCER_GROUP: Final = "skylark-spark-dlq"
-_WHOLE_TYPE: Final = re.compile(r"\s*(struct|array|map)\s*<", re.IGNORECASE)
 _CONTROLS: Final = re.compile(r"[\x00-\x1f]+")
-_BAD: Final = (ValueError, TypeError, OverflowError, EOFError, LookupError, ArithmeticError, msgspec.MsgspecError)
+_BAD: Final = (
+    ValueError, TypeError, EOFError, LookupError, ArithmeticError, RecursionError, msgspec.MsgspecError,
+    pa.ArrowException,
+)  # fmt: skip
+_UNREADABLE: Final = "unreadable"
 
 Decode = Callable[[bytes], Any]
 
 
 class Undecodable(RocketMQError):
-    """A body that is not what the options say."""
+    """A message that can't be given as a row: its body is not what the options say, or it holds what Spark has not."""
 
 
 class Decoding(Protocol):
@@ -83,8 +77,7 @@ class Format(msgspec.Struct, frozen=True):
                 case "protobuf":
                     return str(_module("protobuf").spark_type(self.schema, self.message))
                 case "json":
-                    schema = self.schema.decode()
-                    return schema if _WHOLE_TYPE.match(schema) else f"struct<{schema}>"
+                    return str(_module("json_values").spark_type(self.schema))
                 case _:
                     return "string"
         except BadOption:
@@ -93,6 +86,15 @@ class Format(msgspec.Struct, frozen=True):
             raise BadOption(f"option bodySchema: {e}") from None
 
     def decoder(self, kind: spark_types.DataType) -> Decode:
+        """Raises BadOption for a type that bodies can't be decoded as."""
+        try:
+            return self._decoder(kind)
+        except BadOption:
+            raise
+        except ValueError as e:
+            raise BadOption(f"option bodySchema: {e}") from None
+
+    def _decoder(self, kind: spark_types.DataType) -> Decode:
         decode: Decode
         match self.name:
             case "avro":
@@ -100,7 +102,7 @@ class Format(msgspec.Struct, frozen=True):
             case "protobuf":
                 decode = _module("protobuf").decoder(self.schema, self.message)
             case "json":
-                decode = msgspec.json.Decoder(_json_type(kind)).decode
+                decode = _module("json_values").decoder(kind)
             case _:
                 decode = bytes.decode
         return decode
@@ -150,6 +152,7 @@ def shape_of(options: Decoding, schema: spark_types.StructType) -> Shape:
     columns.check(plain)
     if format is None or COLUMN not in schema.fieldNames():
         return Shape(schema.fieldNames())
+    format.decoder(schema[COLUMN].dataType)  # what can't be decoded is told here, and not in every task
     return Shape(schema.fieldNames(), format, schema[COLUMN].dataType)
 
 
@@ -175,14 +178,14 @@ class Columns:
 
     def __init__(self, shape: Shape, bad_records: str, dlq: Reading | None = None) -> None:
         self._names = list(shape.names)
+        self._needs_bodies = shape.format is not None or "body" in self._names
         self._format = shape.format
         if shape.format is not None and shape.value_type is not None:
             self._type = to_arrow_type(shape.value_type, timezone="UTC")
             self._decode = shape.format.decoder(shape.value_type)
         self._bad_records = bad_records
-        self._dlq = dlq if bad_records == "dlq" else None
+        self._letters = Letters(dlq) if dlq is not None and bad_records == "dlq" else None
         self._can_send = dlq is not None
-        self._producer: Producer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -190,27 +193,46 @@ class Columns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._producer is not None:
-            self._producer.__exit__(kind, error, trace)
+        if self._letters is not None:
+            self._letters.close()
 
-    def of(self, records: Records, *, broker: str, topic: str | None = None) -> pa.RecordBatch:
-        """The records that can be decoded. Without `topic` it is read from them. Raises Undecodable."""
+    def of(self, records: Records, *, broker: str, topic: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows, in batches that have room in memory; none is empty. Without `topic` it is read from the records.
+
+        Raises Undecodable, and MissingCodec for a body that only needs an installation.
+        """
+        faults = records.faults(self._names)
+        parts = portions(records, faults) if self._needs_bodies else [Portion(records, None, faults)]
+        for part in parts:
+            batch = self._batch(part, broker, topic)
+            if batch.num_rows:
+                yield batch
+
+    def _batch(self, part: Portion, broker: str, topic: str | None) -> pa.RecordBatch:
+        part = self._without(part, _UNREADABLE, broker, topic)
         if self._format is None:
-            return columns.record_batch(records, self._names, broker=broker, topic=topic)
-        bodies = records.bodies().to_pylist()
-        values, bad = self._decoded(bodies)
-        if bad:
-            self._settle(records, broker, topic, bodies, bad)
-            kept = np.array([row not in bad for row in range(len(records))])
-            records, values = records.filter(kept), values.filter(pa.array(kept))
+            return columns.record_batch(part.records, self._names, broker=broker, topic=topic, bodies=part.bodies)
+        values, part.faults = self._decoded(part.bodies.to_pylist())
+        if part.faults:
+            values = values.filter(_kept(part))
+            part = self._without(part, f"not {self._format.name}", broker, topic)
         others = [name for name in self._names if name != COLUMN]
-        batch = columns.record_batch(records, others, broker=broker, topic=topic)
+        batch = columns.record_batch(part.records, others, broker=broker, topic=topic, bodies=part.bodies)
         return batch.append_column(COLUMN, values).select(self._names)
+
+    def _without(self, part: Portion, what: str, broker: str, topic: str | None) -> Portion:
+        """The portion without its faults, with which is done what the options say. `what` is what they are."""
+        if not part.faults:
+            return part
+        self._settle(part, what, broker, topic)
+        kept = _kept(part)
+        bodies = part.bodies if part.bodies is None else part.bodies.filter(kept)
+        return Portion(part.records.filter(kept.to_numpy(zero_copy_only=False)), bodies, {})
 
     def _decoded(self, bodies: list[bytes]) -> tuple[pa.Array, dict[int, str]]:
         """The values, and row -> reason for those that are bad."""
         try:
-            return pa.array(map(self._decode, bodies), self._type), {}
+            return self._values(map(self._decode, bodies)), {}
         except _BAD:
             pass
         values: list[Any] = [None] * len(bodies)
@@ -218,105 +240,68 @@ class Columns:
         for row, body in enumerate(bodies):
             try:
                 value = self._decode(body)
-                pa.array([value], self._type)
+                self._values([value])
                 values[row] = value
             except _BAD as e:
                 bad[row] = _CONTROLS.sub(" ", f"{e}" or type(e).__name__)[:_MOST_REASON]
         return pa.array(values, self._type), bad
 
-    def _settle(
-        self, records: Records, broker: str, topic: str | None, bodies: list[bytes], bad: dict[int, str]
-    ) -> None:
-        assert self._format is not None
-        offsets = records.queue_offsets().to_pylist()
-        for queue, reasons in _by_queue(records, broker, topic, bad).items():
+    def _values(self, values: Iterable[Any]) -> pa.Array:
+        array = pa.array(values, self._type)
+        _check_times(array)
+        return array
+
+    def _settle(self, part: Portion, what: str, broker: str, topic: str | None) -> None:
+        offsets = part.records.queue_offsets().to_pylist()
+        for queue, reasons in _by_queue(part, broker, topic).items():
             first, reason = next(iter(reasons.items()))
             if self._bad_records == "fail":
                 raise Undecodable(
-                    f"{queue}: the message at offset {offsets[first]} is not {self._format.name}: {reason}; "
+                    f"{queue}: the message at offset {offsets[first]} is {what}: {reason}; "
                     f"set badRecords=drop{' or badRecords=dlq' if self._can_send else ''} to go on without it"
                 )
-            if self._dlq is not None:
-                self._send(self._dlq, records, queue, bodies, reasons)
+            if self._letters is not None:
+                self._letters.send(letters_of(part.records, queue, reasons))
             log.warning(
-                "%s: %s because not %s: %d (from offset %d on; that one: %s)",
+                "%s: %s because %s: %d (from offset %d on; that one: %s)",
                 queue,
-                f"sent to topic {self._dlq.dlq_topic}" if self._dlq is not None else "dropped",
-                self._format.name,
+                f"sent to topic {self._letters.topic}" if self._letters is not None else "dropped",
+                what,
                 len(reasons),
                 offsets[first],
                 reason,
             )
 
-    def _send(self, to: Reading, records: Records, queue: Queue, bodies: list[bytes], bad: dict[int, str]) -> None:
-        """Returns when each is stored. A task that runs again sends them again."""
-        assert to.dlq_topic is not None
-        if self._producer is None:
-            from skylark.client.sync import Producer  # here: every task would pay for it, and few have bad rows
 
-            self._producer = Producer(to.name_server, group=_PRODUCER_GROUP, timeout_s=to.timeout_s).__enter__()
-        offsets, ids = records.queue_offsets().to_pylist(), records.message_ids().to_pylist()
-        all_properties = records.properties()
-        for row, reason in bad.items():
-            properties = dict(all_properties[row].as_py())
-            origin = {
-                REASON: reason,
-                "badRecordTopic": queue.topic,
-                "badRecordBroker": queue.broker,
-                "badRecordQueue": str(queue.queue_id),
-                "badRecordOffset": str(offsets[row]),
-                "badRecordId": ids[row],
-            }
-            self._producer.send(
-                to.dlq_topic,
-                bodies[row],
-                tag=properties.get(PROPERTY_TAGS),
-                key=properties.get(PROPERTY_KEYS, "").split() or None,
-                properties={**user_properties(properties), **origin},
-            )
+def _kept(part: Portion) -> pa.Array:
+    kept = np.ones(len(part.records), bool)
+    kept[list(part.faults)] = False
+    return pa.array(kept)
 
 
-def _by_queue(records: Records, broker: str, topic: str | None, bad: dict[int, str]) -> dict[Queue, dict[int, str]]:
+def _by_queue(part: Portion, broker: str, topic: str | None) -> dict[Queue, dict[int, str]]:
     """The bad rows of each queue: a store holds the messages of all queues in one log."""
-    topics, queue_ids = records.topics(), records.queue_ids()
+    topics, queue_ids = part.records.topics(), part.records.queue_ids()
     found: dict[Queue, dict[int, str]] = {}
-    for row, reason in bad.items():
+    for row, reason in sorted(part.faults.items()):
         queue = Queue(topic or topics[row].as_py(), broker, queue_ids[row].as_py())
         found.setdefault(queue, {})[row] = reason
     return found
 
 
-def _json_type(kind: spark_types.DataType) -> Any:
-    """What msgspec is to make of JSON for a column of this type. Missing and null are the same."""
-    if isinstance(kind, spark_types.StructType):
-        fields = {field.name: _json_type(field.dataType) | None for field in kind}
-        return TypedDict("Struct", fields, total=False)  # type: ignore[operator]
-    if isinstance(kind, spark_types.ArrayType):
-        return list[_json_type(kind.elementType) | None]  # type: ignore[misc]
-    if isinstance(kind, spark_types.MapType):
-        return dict[str, _json_type(kind.valueType) | None]  # type: ignore[misc]
-    for of_spark, of_json in _JSON_TYPES.items():
-        if isinstance(kind, of_spark):
-            return of_json
-    raise BadOption(f"option bodySchema: JSON can't be decoded as {kind.simpleString()}")
+def _check_times(array: pa.Array) -> None:
+    """Raises ValueError for a time that Spark does not have: a zone may move one out of the years that it may name."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        import pyarrow.compute as pc  # only here, as in `records`
 
-
-def _integer(bits: int) -> Any:
-    return Annotated[int, Meta(ge=-(1 << (bits - 1)), le=(1 << (bits - 1)) - 1)]
-
-
-_JSON_TYPES: Final[dict[type[spark_types.DataType], Any]] = {
-    spark_types.StringType: str,
-    spark_types.BooleanType: bool,
-    spark_types.ByteType: _integer(8),
-    spark_types.ShortType: _integer(16),
-    spark_types.IntegerType: _integer(32),
-    spark_types.LongType: _integer(64),
-    spark_types.FloatType: float,
-    spark_types.DoubleType: float,
-    spark_types.DecimalType: decimal.Decimal,
-    spark_types.BinaryType: bytes,
-    spark_types.DateType: datetime.date,
-    spark_types.TimestampType: datetime.datetime,
-    spark_types.TimestampNTZType: datetime.datetime,
-}
+        ends = pc.min_max(array.view(pa.int64())).as_py()
+        if ends["min"] is not None and not FIRST_TIME_MS <= ends["min"] // 1000 <= ends["max"] // 1000 <= LAST_TIME_MS:
+            raise ValueError("a time outside of the years 1 to 9999 in UTC, where Spark's times end")
+    elif pa.types.is_map(kind):
+        _check_times(array.items)
+    elif pa.types.is_list(kind):
+        _check_times(array.values)
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_times(array.field(number))

@@ -49,7 +49,6 @@ NAMES: Final = tuple(_TYPES)
 _MAKERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "queueId": Records.queue_ids,
     "offset": Records.queue_offsets,
-    "body": Records.bodies,
     "tags": lambda records: records.property_values(PROPERTY_TAGS),
     "keys": lambda records: records.property_values(PROPERTY_KEYS),
     "properties": Records.properties,
@@ -74,11 +73,15 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, _TYPES[name]) for name in names])
 
 
-def record_batch(records: Records, names: Sequence[str], *, broker: str, topic: str | None = None) -> pa.RecordBatch:
-    """The named columns, and no others are made. Without `topic` it is read from the records."""
+def record_batch(
+    records: Records, names: Sequence[str], *, broker: str, topic: str | None = None, bodies: pa.Array | None = None
+) -> pa.RecordBatch:
+    """The named columns, and no others are made. Without `topic` it is read from the records; `body` is `bodies`."""
     made = []
     for name in names:
-        if name == "broker":
+        if name == "body":
+            made.append(bodies)
+        elif name == "broker":
             made.append(pa.repeat(broker, len(records)))
         elif name == "topic":
             made.append(records.topics() if topic is None else pa.repeat(topic, len(records)))

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from skylark.spark.bodies import Shape, shape_of, spark_schema
 from skylark.spark.commitlog import SegmentFile, segments_in
-from skylark.spark.options import BadOption, parse
+from skylark.spark.options import BadOption, check_times, parse
 from skylark.spark.positions import DataLost
 from skylark.spark.records import SMALLEST
 from skylark.spark.scanning import Part, Scanning, Selection, read_parts
@@ -77,6 +77,7 @@ def scan_options(options: Mapping[str, str]) -> Scanning:
         raise BadOption("option path is missing: the directory of a broker's store")
     if found.topics is not None and found.topic_pattern is not None:
         raise BadOption("the options topics and topicPattern exclude each other")
+    check_times(found.starting_timestamp, found.ending_timestamp)
     Selection(found)
     return found
 

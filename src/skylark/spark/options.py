@@ -17,8 +17,9 @@ from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
 from skylark.spark.queues import Offsets, flat
 
-Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Millis = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_MOST: Final = 2**63 - 1
+Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+Millis = Annotated[int, Meta(ge=0, le=_MOST)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 BodyFormat = Annotated[
@@ -34,6 +35,7 @@ BodyMessage = Annotated[str | None, Meta(description="the message type in the de
 _OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """Options that Spark itself hands to every source and sink."""
 
+_A_TIME_MS: Final = 1_767_225_600_000  # the beginning of 2026, for examples
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -161,7 +163,31 @@ def parse(kind: type[_Struct], options: Mapping[str, str]) -> _Struct:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as e:
         name, reason = _placed(e)
-        raise BadOption(f"option {name}={given.get(name)!r}: {reason}") from None
+        raise BadOption(f"option {name}={given.get(name)!r}: {_expected(kind, name) or reason}") from None
+
+
+def _expected(kind: type[msgspec.Struct], name: str) -> str:
+    """What an option takes, for types that tell; the description has the unit of a number."""
+    from msgspec import inspect  # here: only an error needs it
+
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    (found,) = (item.type for item in info.fields if item.encode_name == name)
+    description = ""
+    if isinstance(found, inspect.Metadata):
+        description = (found.extra_json_schema or {}).get("description", "")
+        found = found.type
+    for part in found.types if isinstance(found, inspect.UnionType) else (found,):
+        if isinstance(part, inspect.LiteralType):
+            *most, last = map(str, part.values)
+            return f"expected {', '.join(most)} or {last}"
+        if isinstance(part, inspect.BoolType):
+            return "expected true or false"
+        if isinstance(part, inspect.IntType):
+            high = "on" if part.le is None or part.le == _MOST else f"to {part.le}"
+            such_as = f", such as {_A_TIME_MS}" if "milliseconds since" in description else ""
+            return f"expected a whole number from {part.ge} {high} ({description}){such_as}"
+    return ""
 
 
 @cache  # finding out about a type takes milliseconds
@@ -174,13 +200,17 @@ def option_names(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def read_options(options: Mapping[str, str]) -> Reading:
-    """Raises BadOption also for options that contradict each other."""
+    """What batch reads and streams have in common. Raises BadOption also for options that contradict each other."""
     found = parse(Reading, options)
     check_connecting(found)
     _exactly_one(found, "subscribe", "subscribePattern", "assign")
     _at_most_one(found, "tags", "sqlFilter")
     _at_most_one(found, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     _at_most_one(found, "endingTimestamp", "endingOffsetsByTimestamp")
+    if _is_given(options, "endingOffsets"):
+        for name in _given(found, ("endingTimestamp", "endingOffsetsByTimestamp")):
+            raise BadOption(f"the options endingOffsets and {name} exclude each other")
+    check_times(found.starting_timestamp, found.ending_timestamp)
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
     if found.sql_filter is not None:
@@ -215,9 +245,19 @@ def write_options(options: Mapping[str, str]) -> Writing:
 def _check_dlq(options: Reading) -> None:
     if (options.bad_records == "dlq") != (options.dlq_topic is not None):
         raise BadOption("the options badRecords=dlq and dlqTopic need each other")
+    if options.dlq_topic is None:
+        return
+    try:
+        check_send_topic(options.dlq_topic)
+    except InvalidMessage as e:
+        raise BadOption(f"option dlqTopic={options.dlq_topic!r}: {e}") from None
     topics = re.split(r"\s*,\s*", (options.subscribe or "").strip())
     pattern = options.subscribe_pattern
-    if options.dlq_topic and (options.dlq_topic in topics or (pattern and re.fullmatch(pattern, options.dlq_topic))):
+    if (
+        options.dlq_topic in topics
+        or (pattern is not None and re.fullmatch(pattern, options.dlq_topic))
+        or (options.assign is not None and options.dlq_topic in assigned_queues(options.assign))
+    ):
         raise BadOption(f"option dlqTopic={options.dlq_topic!r} is itself read: bad records would go round in circles")
 
 
@@ -233,11 +273,33 @@ def _check_sql(expression: str) -> None:
 
 def stream_options(options: Mapping[str, str]) -> Reading:
     """The same for a stream, which has no end."""
-    given = {name.lower() for name in options}
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        if name.lower() in given:
+        if _is_given(options, name):
             raise BadOption(f"option {name} is for batch reads: a stream has no end")
     return read_options(options)
+
+
+def batch_options(options: Mapping[str, str]) -> Reading:
+    """The same for a batch read, which has no triggers, and begins before its end."""
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay"):
+        if _is_given(options, name):
+            raise BadOption(
+                f"option {name} is for streams: a batch read has no triggers and reads everything up to its end, which "
+                "endingOffsets or endingTimestamp can set"
+            )
+    found = read_options(options)
+    if found.starting_offsets == "latest":
+        raise BadOption(
+            "option startingOffsets=latest is for streams: a batch read would begin where it ends; without the option "
+            "it begins with the first message"
+        )
+    return found
+
+
+def check_times(starting_ms: int | None, ending_ms: int | None) -> None:
+    """Raises BadOption for a range of time that ends before it begins."""
+    if starting_ms is not None and ending_ms is not None and ending_ms < starting_ms:
+        raise BadOption(f"option endingTimestamp={ending_ms} is before startingTimestamp={starting_ms}")
 
 
 def check_connecting(options: Connecting) -> None:
@@ -261,13 +323,29 @@ def duration_ms(text: str, option: str) -> int:
 
 
 def per_queue(text: str, option: str) -> Offsets:
-    """`{"orders":{"broker-a":{"0":23,"1":-2}}}` as a mapping."""
+    """`{"orders":{"broker-a":{"0":23,"1":-2}}}` as a mapping; of offsets, or of times if the option says so."""
+    is_time = option.endswith("ByTimestamp")
     try:
-        return flat(msgspec.json.decode(text, type=dict[str, dict[str, dict[str, int]]]))
+        found = flat(msgspec.json.decode(text, type=dict[str, dict[str, dict[str, int]]]))
+        if is_time and any(time_ms < 0 for time_ms in found.values()):
+            raise ValueError("a time before 1970")
     except (msgspec.MsgspecError, ValueError) as e:
+        values = {"0": _A_TIME_MS} if is_time else {"0": 23, "1": -2}
         raise BadOption(
             f"option {option}={text!r}: {e}; expected JSON such as "
-            + json.dumps({"orders": {"broker-a": {"0": 23, "1": -2}}})
+            + json.dumps({"orders": {"broker-a": values}})
+            + (", in milliseconds since 1970" if is_time else "")
+        ) from None
+    return found
+
+
+def assigned_queues(text: str) -> dict[str, dict[str, list[int]]]:
+    """The option `assign`: topic -> broker -> queues."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
+    except msgspec.MsgspecError as e:
+        raise BadOption(
+            f'option assign={text!r}: {e}; expected JSON such as {{"orders": {{"broker-a": [0, 1]}}}}'
         ) from None
 
 
@@ -280,6 +358,10 @@ def _placed(error: msgspec.ValidationError) -> tuple[str, str]:
 def _suggestion(name: str, names: Mapping[str, str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return f"; did you mean {names[close[0]]}?" if close else f"; there are {', '.join(sorted(names.values()))}"
+
+
+def _is_given(options: Mapping[str, str], name: str) -> bool:
+    return name.lower() in map(str.lower, options)
 
 
 def _given(options: msgspec.Struct, names: tuple[str, ...]) -> list[str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.spark.cluster import Cluster
-from skylark.spark.options import BadOption, Reading, per_queue
+from skylark.spark.options import BadOption, Reading, assigned_queues, per_queue
 from skylark.spark.queues import EARLIEST, LATEST, Offsets, Queue
 
 
@@ -121,12 +119,7 @@ def _named(given: Offsets, queues: list[Queue], option: str) -> Offsets:
 
 
 def _assigned(cluster: Cluster, text: str, known: Iterable[str]) -> list[Queue]:
-    try:
-        tree = msgspec.json.decode(text, type=dict[str, dict[str, list[int]]])
-    except msgspec.MsgspecError as e:
-        raise BadOption(
-            f'option assign={text!r}: {e}; expected JSON such as {{"orders": {{"broker-a": [0, 1]}}}}'
-        ) from None
+    tree = assigned_queues(text)
     wanted = sorted(
         Queue(topic, broker, number)
         for topic, brokers in tree.items()

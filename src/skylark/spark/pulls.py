@@ -207,12 +207,20 @@ class Pulls:
     def _refused(self, reply: Frame) -> None:
         queue = self._part.queue
         if reply.code in _FILTER_REFUSED and self._wanted.option is not None:
-            raise BadOption(f"option {self._wanted.option}={self._wanted.expression!r}: {reply.remark}")
+            raise BadOption(
+                f"option {self._wanted.option}={self._wanted.expression!r}: broker {queue.broker} refuses it: "
+                f"{reply.remark}{_how_to_allow(reply.remark)}"
+            )
         check_may_read(reply, queue.broker)
         if reply.code == ResponseCode.INVALID_PARAMETER:  # the topic has fewer queues than it had
             self._gone(NotReachable(f"{queue.broker} says: {reply.remark}"))
             return
         raise BrokerError(reply.code, reply.remark, queue.broker)
+
+
+def _how_to_allow(remark: str | None) -> str:
+    is_off = "does not support consumer to filter" in (remark or "")
+    return "; it takes SQL filters when enablePropertyFilter=true is set at the broker" if is_off else ""
 
 
 def _high(reply: Frame) -> int:

@@ -22,7 +22,7 @@ from skylark.spark.options import Reading
 from skylark.spark.positions import DataLost
 from skylark.spark.pulls import Pulls
 from skylark.spark.queues import Range
-from skylark.spark.records import Records
+from skylark.spark.records import Array, Records
 from skylark.wire.bodies import TAG
 from skylark.wire.message import PROPERTY_TAGS, BadRecord
 
@@ -42,9 +42,7 @@ def read_ranges(options: Reading, shape: Shape, ranges: Sequence[Range]) -> Iter
         for part in ranges:
             try:
                 for records in _matching(cluster, options, part):
-                    batch = columns.of(records, broker=part.queue.broker, topic=part.queue.topic)
-                    if batch.num_rows:
-                        yield batch
+                    yield from columns.of(records, broker=part.queue.broker, topic=part.queue.topic)
             except (BadRecord, UnreadableMessage) as e:
                 raise type(e)(f"{part.queue}: {e}") from None
 
@@ -76,11 +74,9 @@ def _records(cluster: Cluster, options: Reading, part: Range, wanted: Filter) ->
     checks = _Checks(cluster, options, part, is_whole=wanted.passes_all)
     first, left_out = part.start, 0
     for bodies in _portions(pulls):
-        records = checks.of(Records(b"".join(bodies)), first, pulls.at, pulls.left_out - left_out)
-        if records is None:
+        yield from checks.of(Records(b"".join(bodies)), first, pulls.at, pulls.left_out - left_out)
+        if checks.is_over:
             return
-        if len(records):
-            yield records
         first, left_out = pulls.at, pulls.left_out
 
 
@@ -109,25 +105,34 @@ class _Checks:
         # Of a range whose last messages are damaged the mark lies before the parts into which the range was cut.
         mark = part.mark if part.mark is not None and part.mark.offset < part.start else None
         self._is_anew = mark is not None and bool(made_anew(cluster, {part.queue: mark}))
+        self.is_over = False
+        """Nothing that comes belongs to the range."""
 
-    def of(self, records: Records, first: int, end: int, left_out: int) -> Records | None:
-        """The records from offset `first` to before `end`; None if they are not those of the range.
+    def of(self, records: Records, first: int, end: int, left_out: int) -> Iterator[Records]:
+        """The records from offset `first` to before `end`, unwrapped, if they are those of the range.
 
         A broker answers with as many messages as it likes; those outside of the range belong to somebody else.
         """
         end = min(end, self._part.end)
-        records = records.unwrapped()
-        low, high = np.searchsorted(records.queue_offsets().to_numpy(), [first, end]).tolist()
-        if high - low != len(records):
-            records = records.slice(low, high)
-        if self._is_anew or self._is_other(records):
-            self._lose(f"the queue was made anew since the batch was planned; its messages from offset {first} on")
-            return None
-        is_short = self._is_whole and len(records) + left_out < end - first
-        if is_short and not self._cluster.is_compacted(self._part.queue):
-            missing = np.setdiff1d(np.arange(first, end), records.queue_offsets().to_numpy())
+        found: list[Array] = []
+        for piece in records.unwrapped():
+            offsets = piece.queue_offsets().to_numpy()
+            low, high = np.searchsorted(offsets, [first, end]).tolist()
+            wanted = piece if high - low == len(piece) else piece.slice(low, high)
+            if self._is_anew or self._is_other(wanted):
+                self._lose(f"the queue was made anew since the batch was planned; its messages from offset {first} on")
+                self.is_over = True
+                return
+            found.append(offsets[low:high])
+            if len(wanted):
+                yield wanted
+        if self._is_whole:
+            self._look_for_gaps(np.concatenate(found), first, end, left_out)
+
+    def _look_for_gaps(self, offsets: Array, first: int, end: int, left_out: int) -> None:
+        if len(offsets) + left_out < end - first and not self._cluster.is_compacted(self._part.queue):
+            missing = np.setdiff1d(np.arange(first, end), offsets)
             self._lose(f"{len(missing)} of the messages from offset {missing[0]} to {missing[-1]}")
-        return records
 
     def _is_other(self, records: Records) -> bool:
         """Whether a record was written to the log behind the mark, and has an offset that is not behind it."""

@@ -3,11 +3,14 @@
 A pull reply and the commit log are runs of records (see `skylark.wire.message`). A loop over their sizes finds where
 each begins; after that every step is one call for all records: the numbers are gathered with numpy, texts and bodies
 are cut out with one Arrow array whose offsets point into the bytes, and so are the names and values of properties.
+
+Bytes that are not records are BadRecord. What whole records may hold besides, whatever it is, is told by row in
+`faults`, for one message must not stand in the way of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from struct import Struct, error
 from typing import Any, Final
@@ -17,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from skylark.client.compression import inflate
-from skylark.client.errors import UnreadableMessage
+from skylark.client.errors import MissingCodec
+from skylark.spark.inner_batches import inner_records
 from skylark.wire.message import (
     MAGIC_V1,
     MAGIC_V2,
@@ -28,10 +32,8 @@ from skylark.wire.message import (
     SYS_NEED_UNWRAP,
     SYS_STORE_HOST_V6,
     BadRecord,
-    Message,
     message_id,
 )
-from skylark.wire.records import decode_batch, decode_record, encode_record
 
 _MILLISECONDS: Final = pa.timestamp("ms", tz="UTC")
 _SPARK_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -40,8 +42,15 @@ _SIZE = Struct(">i")
 SMALLEST: Final = 91
 """The bytes of a record with nothing in it."""
 _NAME_END, _ENTRY_END = 1, 2  # what ends the name and the value of a property
+_ALL_64_BITS: Final = (1 << 64) - 1
 _V6_EXTRA: Final = 12  # bytes by which a host is longer
 _WRAPPED: Final = SYS_INNER_BATCH | SYS_NEED_UNWRAP
+
+PORTION_BYTES: Final = 16 << 20
+"""What is made of records comes in portions of about that size, however large they become by it."""
+FIRST_TIME_MS: Final = -62_135_596_800_000
+LAST_TIME_MS: Final = 253_402_300_799_999
+"""The times that Spark has: the years 1 to 9999."""
 
 # A record's numbers lie in three places, since a host may be 8 or 20 bytes long.
 _HEAD: Final = np.dtype(
@@ -65,11 +74,9 @@ class Records:
         self._starts = np.array(_starts(data) if starts is None else starts, np.int64)
         self._entries: tuple[pa.Array, pa.Array, pa.Array] | None = None
         self._find_parts()
+        self._is_damaged = np.zeros(len(self), bool)
         if check_crc:
-            damaged = self.damaged_bodies()
-            if len(damaged):
-                offset = self._head["queue_offset"][damaged[0]]
-                raise BadRecord(f"the body of the message at offset {offset} fails its checksum")
+            self._is_damaged[self.damaged_bodies()] = True
 
     def _find_parts(self) -> None:
         starts = self._starts
@@ -84,7 +91,7 @@ class Records:
         ends = self._ends = starts + head["size"]
         self._body_at = self._after_hosts_at + _AFTER_HOSTS.itemsize
         self._body_end = self._body_at + self._after_hosts["body_size"]
-        if not np.all((self._body_end >= self._body_at) & (self._body_end < ends - 3)):
+        if not np.all((self._body_end >= self._body_at) & (self._body_end <= ends - 3)):
             raise BadRecord("a record whose body is longer than the record")
         topic_size = self._gather(self._body_end, np.dtype(">u2")).astype(np.int64)
         self._topic_at = self._body_end + 1 + is_long_topic
@@ -109,10 +116,13 @@ class Records:
         return self._sys_flags
 
     def born_times(self) -> pa.Array:
-        return _timestamps(self._head["born_time"].astype(np.int64))
+        return _timestamps(self._born_times_ms())
 
     def store_times(self) -> pa.Array:
         return _timestamps(self.store_times_ms())
+
+    def _born_times_ms(self) -> Array:
+        return self._head["born_time"].astype(np.int64)
 
     def store_times_ms(self) -> Array:
         return self._gather(self._store_time_at, _STORE_TIME).astype(np.int64)
@@ -123,20 +133,31 @@ class Records:
     def topics(self) -> pa.Array:
         return _text(self._cut(self._topic_at, self._topic_end))
 
-    def bodies(self) -> pa.Array:
-        """Inflated where they were compressed. Raises UnreadableMessage with the offset of one that can't be."""
-        bodies = self._cut(self._body_at, self._body_end)
-        compressed = np.flatnonzero(self._sys_flags & SYS_COMPRESSED)
-        if not len(compressed):
-            return bodies
-        values = bodies.to_pylist()
-        for index in compressed.tolist():
-            try:
-                values[index] = inflate(values[index], int(self._sys_flags[index]))
-            except UnreadableMessage as e:
-                offset = self.queue_offsets()[index].as_py()
-                raise UnreadableMessage(f"the message at offset {offset}: {e}") from None
-        return pa.array(values, pa.binary())
+    def stored_bodies(self) -> pa.Array:
+        """As they are in the records: those that are compressed are not inflated."""
+        return self._cut(self._body_at, self._body_end)
+
+    def compressed_rows(self) -> list[int]:
+        rows: list[int] = np.flatnonzero(self._sys_flags & SYS_COMPRESSED).tolist()
+        return rows
+
+    def inflated(self, row: int, body: bytes) -> bytes:
+        """The stored body of a row as it was before. Raises UnreadableMessage, or MissingCodec with its offset."""
+        try:
+            return inflate(body, int(self._sys_flags[row]))
+        except MissingCodec as e:
+            raise MissingCodec(f"the message at offset {self._head['queue_offset'][row]}: {e}") from None
+
+    def faults(self, columns: Iterable[str] = ()) -> dict[int, str]:
+        """Row -> why it can't be given, for those whose columns of these names can't be, or that were damaged."""
+        found: dict[int, str] = {}
+        for name, times_ms in (("bornTimestamp", self._born_times_ms), ("storeTimestamp", self.store_times_ms)):
+            if name in columns:
+                found |= _times_out_of_range(name, times_ms())
+        for row in np.flatnonzero(self._sys_flags & _WRAPPED == _WRAPPED).tolist():
+            found[row] = self._why_wrapped(row)
+        found |= dict.fromkeys(np.flatnonzero(self._is_damaged).tolist(), "its body fails its checksum")
+        return found
 
     def properties(self) -> pa.Array:
         offsets, names, values = self._property_entries()
@@ -152,9 +173,7 @@ class Records:
         for row in np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)).tolist():
             host_at = int(self._store_time_at[row]) + 8
             host = self._data[host_at : int(self._after_hosts_at[row])]
-            if log_offsets[row] < 0:
-                raise BadRecord(f"a record at log offset {log_offsets[row]}")
-            values[row] = message_id(host, int(log_offsets[row]))
+            values[row] = message_id(host, int(log_offsets[row]) & _ALL_64_BITS)  # a negative one as Java writes it
         return pa.array(values, pa.string())
 
     def property_values(self, name: str) -> pa.Array:
@@ -186,16 +205,47 @@ class Records:
         is_zero: Array = np.frombuffer(self._data, np.uint8)[last] == 0
         return is_zero
 
-    def unwrapped(self) -> Records:
-        """With the messages of a batch that was stored as one record (an inner batch) each as a record of its own."""
+    def unwrapped(self) -> Iterator[Records]:
+        """With the messages of a batch that was stored as one record (an inner batch) each as a record of its own.
+
+        They come in portions: a batch may be compressed. One that can't be unpacked stays as it is, and is a fault.
+        """
         wrapped = self._sys_flags & _WRAPPED == _WRAPPED
         if not np.any(wrapped):
-            return self
+            yield self
+            return
         pieces: list[bytes] = []
-        for row, is_wrapped in enumerate(wrapped.tolist()):
-            record = self._data[self._starts[row] : self._ends[row]]
-            pieces += _inner_records(record) if is_wrapped else [record]
-        return Records(b"".join(pieces), check_crc=False)
+        damaged: list[bool] = []
+        room = PORTION_BYTES
+        for row, is_wrapped in enumerate((wrapped & ~self._is_damaged).tolist()):
+            for piece in self._inner_records(row) if is_wrapped else [self._record(row)]:
+                pieces.append(piece)
+                damaged.append(bool(self._is_damaged[row]))
+                room -= len(piece)
+                if room <= 0:
+                    yield _checked(pieces, damaged)
+                    pieces, damaged, room = [], [], PORTION_BYTES
+        if pieces:
+            yield _checked(pieces, damaged)
+
+    def _record(self, row: int) -> bytes:
+        return self._data[self._starts[row] : self._ends[row]]
+
+    def _inner_records(self, row: int) -> list[bytes]:
+        """Of the batch in a row; the row itself if it can't be unpacked."""
+        try:
+            return inner_records(self._record(row))
+        except MissingCodec as e:
+            raise MissingCodec(f"the message at offset {self._head['queue_offset'][row]}: {e}") from None
+        except BadRecord:
+            return [self._record(row)]
+
+    def _why_wrapped(self, row: int) -> str:
+        try:
+            inner_records(self._record(row))
+        except (BadRecord, MissingCodec) as e:
+            return f"it is a batch that can't be unpacked: {e}"
+        return "it is a batch that was not unpacked"
 
     def slice(self, first: int, end: int) -> Records:
         """The records from `first` to before `end`."""
@@ -263,9 +313,12 @@ def _entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
         len(name_ends) != len(value_ends)
         or np.any(raw[name_ends] == _ENTRY_END)
         or np.any(raw[value_ends] == _NAME_END)
+        or np.any(name_ends + 1 == value_ends)
     ):
         return None
     entry_bounds = np.concatenate(([0], value_ends + 1))
+    if np.any(name_ends == entry_bounds[:-1]):
+        return None
     offsets = np.searchsorted(entry_bounds, bounds)
     if offsets[-1] == len(entry_bounds) or np.any(entry_bounds[offsets] != bounds):
         return None
@@ -275,14 +328,18 @@ def _entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array] | None:
 
 
 def _odd_entries(text: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """The same for any text: the last separator may be missing, a value may hold the one that ends names."""
+    """The same for any text: the last separator may be missing, a value may hold the one that ends names.
+
+    As in Apache's reader, a pair whose name or value is empty is none.
+    """
     import pyarrow.compute as pc
 
     end, name_end = chr(_ENTRY_END), chr(_NAME_END)
     entries = pc.split_pattern(pc.ascii_rtrim(text, end), end)
-    # A message without properties is one empty text after the split, and has no entry.
-    is_entry = pc.match_substring(entries.values, name_end)
-    pairs = pc.split_pattern(entries.values.filter(is_entry), name_end, max_splits=1)
+    texts = entries.values
+    name_size = pc.find_substring(texts, name_end)
+    is_entry = pc.and_(pc.greater(name_size, 0), pc.greater(pc.binary_length(texts), pc.add(name_size, 1)))
+    pairs = pc.split_pattern(texts.filter(is_entry), name_end, max_splits=1)
     before = np.concatenate(([0], np.cumsum(is_entry.to_numpy(zero_copy_only=False))))
     offsets = pa.array(before[entries.offsets.to_numpy()], pa.int32())
     parts = pairs.flatten()
@@ -307,28 +364,21 @@ def _starts(data: bytes) -> list[int]:
     return starts
 
 
-def _inner_records(data: bytes) -> Iterator[bytes]:
-    record = decode_record(memoryview(data), check_crc=False)
-    body = inflate(record.body, record.sys_flag) if record.sys_flag & SYS_COMPRESSED else record.body
-    for number, (flag, part, properties) in enumerate(decode_batch(body)):
-        inner = Message(
-            record.topic,
-            record.queue_id,
-            part,
-            properties,
-            flag=flag,
-            sys_flag=record.sys_flag & ~(_WRAPPED | SYS_COMPRESSED),
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
-        yield encode_record(
-            inner,
-            queue_offset=record.queue_offset + number,
-            log_offset=record.log_offset,
-            store_timestamp_ms=record.store_timestamp_ms,
-            store_host=record.store_host,
-        )
+def _checked(pieces: list[bytes], damaged: list[bool]) -> Records:
+    """Records whose checksums were compared before, when they were parts of others."""
+    records = Records(b"".join(pieces), check_crc=False)
+    records._is_damaged = np.array(damaged)
+    return records
+
+
+def _times_out_of_range(name: str, times_ms: Array) -> dict[int, str]:
+    if not len(times_ms) or (times_ms.min() >= FIRST_TIME_MS and times_ms.max() <= LAST_TIME_MS):
+        return {}
+    rows = np.flatnonzero((times_ms < FIRST_TIME_MS) | (times_ms > LAST_TIME_MS)).tolist()
+    return {
+        row: f"its {name} is {times_ms[row]} ms since 1970, and Spark's times end with the years 1 and 9999"
+        for row in rows
+    }
 
 
 def _timestamps(times_ms: Array) -> pa.Array:

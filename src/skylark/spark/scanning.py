@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from skylark.client.errors import UnreadableMessage
+from skylark.client.errors import MissingCodec
 from skylark.spark.bodies import Columns, Shape
 from skylark.spark.commitlog import Damaged, Segment, SegmentFile
 from skylark.spark.options import BadOption, BodyFormat, BodyMessage, BodySchema, Millis, Positive
@@ -28,6 +28,7 @@ from skylark.wire.message import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, S
 log = logging.getLogger(__name__)
 
 _SMALL_BATCH_ROWS: Final = 4096
+_SMALL_BATCH_BYTES: Final = 4 << 20
 
 
 class Scanning(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
@@ -48,7 +49,7 @@ class Scanning(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     ] = False
     broker: Annotated[str | None, Meta(description="what the column broker holds; else the directory's name")] = None
     max_bytes_per_partition: Annotated[
-        Annotated[int, Meta(ge=1 << 16)], Meta(description="about how much of the log a task reads")
+        Annotated[int, Meta(ge=1 << 16)], Meta(description="about how many bytes of the log a task reads")
     ] = 32 << 20
     min_partitions: Annotated[Positive | None, Meta(description="cut the log until there are that many tasks")] = None
     check_crc: Annotated[bool, Meta(description="compare bodies with their checksums")] = True
@@ -131,17 +132,28 @@ def read_parts(options: Scanning, shape: Shape, parts: Sequence[Part]) -> Iterat
     """The messages that are asked for; few in each part of the log are gathered to batches of a good size."""
     columns = Columns(shape, options.bad_records)
     waiting: list[pa.RecordBatch] = []
+    rows = size = 0
     for part in parts:
-        for records in _selected(options, part):
-            try:
-                waiting.append(columns.of(records.unwrapped(), broker=part.broker))
-            except (BadRecord, UnreadableMessage) as e:
-                raise DataLost(f"{part.segment.path}, between {part.start} and {part.end}: {e}") from None
-            if sum(batch.num_rows for batch in waiting) >= _SMALL_BATCH_ROWS:
+        for batch in _batches(options, part, columns):
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= _SMALL_BATCH_ROWS or size >= _SMALL_BATCH_BYTES:
                 yield _joined(waiting)
                 waiting = []
+                rows = size = 0
     if waiting:
         yield _joined(waiting)
+
+
+def _batches(options: Scanning, part: Part, columns: Columns) -> Iterator[pa.RecordBatch]:
+    for records in _selected(options, part):
+        try:
+            for found in records.unwrapped():
+                yield from columns.of(found, broker=part.broker)
+        except (BadRecord, MissingCodec) as e:
+            kind = MissingCodec if isinstance(e, MissingCodec) else DataLost
+            raise kind(f"{part.segment.path}, between {part.start} and {part.end}: {e}") from None
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -37,7 +38,7 @@ from skylark.spark.cluster import Cluster
 from skylark.spark.commits import Commits
 from skylark.spark.continuing import Losses
 from skylark.spark.marks import marks_before
-from skylark.spark.options import BadOption, Reading, duration_ms, parse, read_options, stream_options, write_options
+from skylark.spark.options import BadOption, Reading, batch_options, duration_ms, parse, stream_options, write_options
 from skylark.spark.queues import Offsets, Position, Queue, Range, from_spark
 from skylark.spark.reading import read_ranges
 from skylark.spark.sink import BatchWriter, StreamWriter
@@ -64,7 +65,7 @@ class RocketMQ(DataSource):
         return spark_schema(parse(Reading, self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = read_options(self.options)
+        options = batch_options(self.options)
         return BatchReader(options, shape_of(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -286,7 +287,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         count = size = 0
         parts = planning.ranges_between(begin, end)
         samples = [Range(part.queue, part.start, min(part.start + _SAMPLE, part.end)) for part in parts]
-        for batch in read_ranges(self._options, Shape(["body"]), samples):
+        options = replace(self._options, bad_records="drop", dlq_topic=None)  # what is bad is the task's affair
+        for batch in read_ranges(options, Shape(["body"]), samples):
             count += batch.num_rows
             size += batch.nbytes
         return max(1, size // count) if count else 1
