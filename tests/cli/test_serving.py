@@ -135,3 +135,12 @@ def test_addresses_that_clients_can_use() -> None:
     assert address(reachable("10.0.0.1"), 1) == "10.0.0.1:1"
     assert address(reachable("0.0.0.0", "example.org"), 1) == "example.org:1"
     assert address(reachable("::1"), 1) == "[::1]:1"
+
+
+def test_up_takes_sql_filters_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+    from skylark.cli.up import _broker_config
+
+    assert _broker_config(None, None, None, None, None, None).enable_property_filter
+    file = tmp_path / "broker.conf"
+    file.write_text("enablePropertyFilter=false")
+    assert not _broker_config(file, None, None, None, None, None).enable_property_filter

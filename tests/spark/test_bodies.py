@@ -158,6 +158,14 @@ def _order_descriptors() -> descriptor_pb2.FileDescriptorSet:
     return descriptor_pb2.FileDescriptorSet(file=[imported, file])
 
 
+def test_a_message_type_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    path = tmp_path / "orders.desc"
+    path.write_bytes(_order_descriptors().SerializeToString())
+    options = {**NEEDED, "bodyFormat": "protobuf", "bodySchema": str(path), "bodyMessage": "shop.Ordr"}
+    with pytest.raises(BadOption, match=r"option bodyMessage='shop.Ordr': .*there are google.*Timestamp, shop.Order"):
+        _spark_type(options)
+
+
 def test_bad_records_go_to_a_topic_with_what_they_had(read: Any, topics: Any, topic: str) -> None:
     topics.create(topic)
     dlq = topics.create(f"{topic}_dlq")

@@ -82,6 +82,8 @@ class Format(msgspec.Struct, frozen=True):
                     return "string"
         except BadOption:
             raise
+        except LookupError as e:
+            raise BadOption(f"option bodyMessage={self.message!r}: {e}") from None
         except ValueError as e:
             raise BadOption(f"option bodySchema: {e}") from None
 

@@ -50,6 +50,7 @@ REASON: Final = "badRecordReason"
 """The property that tells why. It goes with `badRecordTopic`, `-Broker`, `-Queue`, `-Offset` and `-Id`, which tell
 where it was, and if there is need with `-SysFlag`, `-PropertiesLeftOut` and `-BodyLeftOut`."""
 
+_PREFIX: Final = "badRecord"  # what a letter says of itself; what an earlier one said is gone, should it be bad again
 _GROUP: Final = "skylark-spark-dlq"
 _PACK_LETTERS: Final = 64
 _PACK_BYTES: Final = 4 << 20
@@ -129,7 +130,7 @@ def _can_be_inflated(body: bytes, sys_flag: int) -> bool:
 def _with_room(origin: dict[str, str], given: list[tuple[str, str]]) -> dict[str, str]:
     """The letter's own properties, and as many of the message's as have room beside them; tag and keys come first."""
     wanted = {name: value for name, value in given if name in (PROPERTY_TAGS, PROPERTY_KEYS)}
-    wanted |= {name: value for name, value in given if is_own(name) and name not in origin}
+    wanted |= {name: value for name, value in given if is_own(name) and not name.startswith(_PREFIX)}
     properties, left_out = dict(origin), 0
     room = PROPERTIES_MAX_BYTES - _OF_THE_BROKER_BYTES - len(encode_properties(origin))
     for name, value in wanted.items():

@@ -110,7 +110,7 @@ class Reading(Connecting, rename="camel", kw_only=True, frozen=True):
     body_message: BodyMessage = None
     bad_records: Annotated[
         Literal["fail", "drop", "dlq"],
-        Meta(description="what becomes of a message that can't be decoded; `dlq` sends it to dlqTopic"),
+        Meta(description="what becomes of a message that can't be read or decoded; `dlq` sends it to dlqTopic"),
     ] = "fail"
     dlq_topic: Annotated[str | None, Meta(description="where badRecords=dlq sends to")] = None
     offset_commit: Annotated[bool, Meta(description="commit progress to the group, so that its lag shows")] = True

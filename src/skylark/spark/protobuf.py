@@ -32,7 +32,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def spark_type(descriptors: bytes, name: str) -> str:
-    """The message type in Spark's notation. Raises ValueError."""
+    """The message type in Spark's notation. Raises ValueError, or LookupError for a type that is not there."""
     return _struct(_found(descriptors, name), ())
 
 
@@ -54,14 +54,16 @@ def decoder(descriptors: bytes, name: str) -> Callable[[bytes], Any]:
 def _found(descriptors: bytes, name: str) -> Descriptor:
     pool = DescriptorPool()
     try:
-        for file in FileDescriptorSet.FromString(descriptors).file:
+        files = FileDescriptorSet.FromString(descriptors).file
+        for file in files:
             pool.AddSerializedFile(file.SerializeToString())
     except (DecodeError, TypeError) as e:
         raise ValueError(f"not a whole descriptor file, as protoc --include_imports writes it: {e}") from None
     try:
         return pool.FindMessageTypeByName(name)
     except KeyError:
-        raise ValueError(f"the descriptor file has no message type {name!r}") from None
+        there = sorted(f"{file.package}.{kind.name}".lstrip(".") for file in files for kind in file.message_type)
+        raise LookupError(f"the descriptor file has no such message type; there are {', '.join(there)}") from None
 
 
 def _struct(message: Descriptor, around: tuple[str, ...]) -> str:

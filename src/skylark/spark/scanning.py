@@ -58,7 +58,7 @@ class Scanning(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     body_schema: BodySchema = None
     body_message: BodyMessage = None
     bad_records: Annotated[
-        Literal["fail", "drop"], Meta(description="what becomes of a message that can't be decoded")
+        Literal["fail", "drop"], Meta(description="what becomes of a message that can't be read or decoded")
     ] = "fail"
 
 
