@@ -75,17 +75,21 @@ class Format(msgspec.Struct, frozen=True):
                 case "avro":
                     return str(_module("avro").spark_type(self.schema))
                 case "protobuf":
-                    return str(_module("protobuf").spark_type(self.schema, self.message))
+                    return self._protobuf_type()
                 case "json":
                     return str(_module("json_values").spark_type(self.schema))
                 case _:
                     return "string"
         except BadOption:
             raise
-        except LookupError as e:
-            raise BadOption(f"option bodyMessage={self.message!r}: {e}") from None
         except ValueError as e:
             raise BadOption(f"option bodySchema: {e}") from None
+
+    def _protobuf_type(self) -> str:
+        try:
+            return str(_module("protobuf").spark_type(self.schema, self.message))
+        except LookupError as e:
+            raise BadOption(f"option bodyMessage={self.message!r}: {e}") from None
 
     def decoder(self, kind: spark_types.DataType) -> Decode:
         """Raises BadOption for a type that bodies can't be decoded as."""
