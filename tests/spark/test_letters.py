@@ -19,14 +19,23 @@ from skylark.spark import ddl
 from skylark.spark.bodies import Format, Shape
 from skylark.spark.cluster import Cluster
 from skylark.spark.columns import NAMES
-from skylark.spark.letters import Letter, Letters, Undeliverable
+from skylark.spark.letters import Letter, Letters, Undeliverable, letters_of
 from skylark.spark.options import BadOption, read_options
+from skylark.spark.queues import Queue
+from skylark.spark.records import Records
 from skylark.spark.source import BatchReader, StreamReader
 from skylark.testing import LocalCluster
 from skylark.wire.codes import RequestCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import PROPERTIES_MAX_BYTES, PROPERTY_UNIQUE_KEY, SYS_COMPRESSED
-from skylark.wire.records import encode_batch, encode_properties
+from skylark.wire.message import (
+    PROPERTIES_MAX_BYTES,
+    PROPERTY_UNIQUE_KEY,
+    SYS_COMPRESSED,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
+    Message,
+)
+from skylark.wire.records import decode_properties, encode_batch, encode_properties, encode_record
 from spark.conftest import wait_for
 
 JSON = Shape([*NAMES, "value"], Format("json", b"id int"), ddl.parse("id int"))
@@ -109,6 +118,22 @@ def test_every_kind_of_bad_message_is_sent_on_as_it_was(server: Server, topics: 
     assert int(full["badRecordPropertiesLeftOut"]) + sum(name in full for name in much) == 32
     assert len(encode_properties(full)) <= PROPERTIES_MAX_BYTES
     assert packed[PROPERTY_UNIQUE_KEY] == packed["badRecordId"] == "7F000001"
+
+
+def test_a_letter_is_within_the_limits_whatever_its_message_holds() -> None:
+    queue = Queue("t" * 127, "b" * 200, 2**31 - 1)
+    much = "ß" * 16_000
+    for properties in ({PROPERTY_UNIQUE_KEY: much}, {"TAGS": much}, {"KEYS": much}, {"x": much}, {}):
+        message = Message("t", 0, b"body", properties, sys_flag=SYS_INNER_BATCH | SYS_NEED_UNWRAP)
+        data = encode_record(message, queue_offset=2**63 - 1, log_offset=0, store_timestamp_ms=0, store_host=bytes(8))
+        (letter,) = letters_of(Records(data), queue, {0: "a\x01b\x02" + much})
+        for each in (letter, letter.bare()):
+            encoded = encode_properties(each.properties)
+            assert len(encoded) < PROPERTIES_MAX_BYTES - 500
+            assert decode_properties(encoded) == each.properties
+        assert (letter.body, letter.sys_flag, letter.properties["badRecordSysFlag"]) == (b"body", 0, "192")
+        left_out = letter.properties.get("badRecordPropertiesLeftOut")
+        assert left_out == ("1" if properties.keys() & {"TAGS", "KEYS", "x"} else None)
 
 
 def test_a_letter_that_is_too_large_for_its_broker_goes_without_its_body(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -32,7 +33,7 @@ from skylark.client.sending import RETRY_CODES
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import Reading
 from skylark.spark.queues import Queue
-from skylark.spark.records import Records
+from skylark.spark.records import WRAPPED, Records
 from skylark.spark.rows import is_own
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -51,6 +52,9 @@ REASON: Final = "badRecordReason"
 where it was, and if there is need with `-SysFlag`, `-PropertiesLeftOut` and `-BodyLeftOut`."""
 
 _PREFIX: Final = "badRecord"  # what a letter says of itself; what an earlier one said is gone, should it be bad again
+_CONTROLS: Final = re.compile(r"[\x00-\x1f]+")
+_MOST_REASON: Final = 500  # characters
+_MOST_ID: Final = 500  # usual ones have 32 characters, but a producer may write what it likes
 _GROUP: Final = "skylark-spark-dlq"
 _PACK_LETTERS: Final = 64
 _PACK_BYTES: Final = 4 << 20
@@ -65,8 +69,6 @@ _STORED: Final = frozenset(
         ResponseCode.SLAVE_NOT_AVAILABLE,
     )
 )
-
-
 _BODY_LEFT_OUT: Final = "badRecordBodyLeftOut"
 _ORIGIN: Final = frozenset(
     (
@@ -101,19 +103,20 @@ def letters_of(records: Records, queue: Queue, reasons: Mapping[int, str]) -> It
     all_properties, sys_flags = records.properties(), records.sys_flags()
     for row, reason in reasons.items():
         body: bytes = bodies[row].as_py()
+        id = ids[row].as_py()[:_MOST_ID]
         origin = {
-            REASON: reason,
+            REASON: _CONTROLS.sub(" ", reason)[:_MOST_REASON],
             "badRecordTopic": queue.topic,
             "badRecordBroker": queue.broker,
             "badRecordQueue": str(queue.queue_id),
             "badRecordOffset": str(offsets[row].as_py()),
-            "badRecordId": ids[row].as_py(),
+            "badRecordId": id,
         }
         sys_flag = int(sys_flags[row])
         sent_flag = sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK) if sys_flag & SYS_COMPRESSED else 0
-        if sent_flag and not _can_be_inflated(body, sys_flag):
+        if sys_flag & WRAPPED == WRAPPED or (sent_flag and not _can_be_inflated(body, sys_flag)):
             origin["badRecordSysFlag"], sent_flag = str(sys_flag), 0
-        origin[PROPERTY_UNIQUE_KEY] = ids[row].as_py()
+        origin[PROPERTY_UNIQUE_KEY] = id
         yield Letter(body, sent_flag, _with_room(origin, all_properties[row].as_py()))
 
 

@@ -44,7 +44,8 @@ SMALLEST: Final = 91
 _NAME_END, _ENTRY_END = 1, 2  # what ends the name and the value of a property
 _ALL_64_BITS: Final = (1 << 64) - 1
 _V6_EXTRA: Final = 12  # bytes by which a host is longer
-_WRAPPED: Final = SYS_INNER_BATCH | SYS_NEED_UNWRAP
+WRAPPED: Final = SYS_INNER_BATCH | SYS_NEED_UNWRAP
+"""The flags of a batch that its broker stored as one record."""
 
 PORTION_BYTES: Final = 16 << 20
 """What is made of records comes in portions of about that size, however large they become by it."""
@@ -154,7 +155,7 @@ class Records:
         for name, times_ms in (("bornTimestamp", self._born_times_ms), ("storeTimestamp", self.store_times_ms)):
             if name in columns:
                 found |= _times_out_of_range(name, times_ms())
-        for row in np.flatnonzero(self._sys_flags & _WRAPPED == _WRAPPED).tolist():
+        for row in np.flatnonzero(self._sys_flags & WRAPPED == WRAPPED).tolist():
             found[row] = self._why_wrapped(row)
         found |= dict.fromkeys(np.flatnonzero(self._is_damaged).tolist(), "its body fails its checksum")
         return found
@@ -210,7 +211,7 @@ class Records:
 
         They come in portions: a batch may be compressed. One that can't be unpacked stays as it is, and is a fault.
         """
-        wrapped = self._sys_flags & _WRAPPED == _WRAPPED
+        wrapped = self._sys_flags & WRAPPED == WRAPPED
         if not np.any(wrapped):
             yield self
             return
