@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -99,7 +99,7 @@ class WrittenOrders(msgspec.Struct, rename="camel"):
     table: dict[str, dict[Int, OrderInfo]] = {}
 
 
-class OrderCopy(msgspec.Struct):
+class OrderCopy(NamedTuple):
     """The table as it was, by topic and group."""
 
     infos: dict[Key, dict[int, OrderInfo]]
