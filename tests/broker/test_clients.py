@@ -57,6 +57,8 @@ class FakeConnection:
         self.asked: list[Frame] = []
         self.answer: Callable[[Frame], Frame] | Exception = ConnectionError("nobody answers")
         self.is_closed = False
+        self.is_open = True
+        self.is_writable = True
 
     def __repr__(self) -> str:
         return self.name

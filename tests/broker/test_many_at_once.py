@@ -24,7 +24,7 @@ from skylark.net.connection import Connection, RequestFailed
 from skylark.wire.bodies import ConsumerStatus, Heartbeat, MessageQueue, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.fastjson import MAX_LENIENT_BYTES
-from skylark.wire.frame import Frame
+from skylark.wire.frame import Encoding, Frame
 
 CODE = RequestCode.GET_CONSUME_STATS
 
@@ -103,6 +103,25 @@ def test_a_host_of_ipv6_has_one_line_for_all_its_addresses() -> None:
         assert held.hosts == 0
 
     asyncio.run(run())
+
+
+def test_large_bodies_do_not_wait(tmp_path: Path) -> None:
+    large = bytes(MAX_LENIENT_BYTES + 1)
+
+    async def run() -> list[Frame]:
+        async with live_broker(tmp_path) as broker:
+            await broker.heartbeat("g", "T")
+            fields = {"topic": "T", "consumerGroup": "g", "group": "g", "clientId": "client@g"}
+            codes = (
+                RequestCode.GET_CONSUMER_RUNNING_INFO,
+                RequestCode.CONSUME_MESSAGE_DIRECTLY,
+                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+                *lines.LONG,
+            )
+            return [await broker.ask(code, large, encoding=Encoding.JSON, **fields) for code in codes]
+
+    answers = asyncio.run(run())
+    assert {answer.code for answer in answers} == {ResponseCode.MESSAGE_ILLEGAL}
 
 
 def test_a_line_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

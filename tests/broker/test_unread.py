@@ -257,6 +257,26 @@ class TestLargeAnswers:
         asyncio.run(run())
 
 
+def test_who_asks_for_much_at_once_gets_all_of_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        count = 8
+        async with live_broker(tmp_path) as broker:
+            for _ in range(2):
+                assert (await broker.send("t", bytes(MIB), {"KEYS": "k"})).code == 0
+            fields = {"topic": "t", "key": "k", "maxNum": "32", "beginTimestamp": "0", "endTimestamp": f"{1 << 62}"}
+            peer = await peer_of(broker)
+            asked = (Frame(RequestCode.QUERY_MESSAGE, fields, opaque=each) for each in range(count))
+            peer.write(b"".join(map(encode_frame, asked)))
+            await until_blocked(server_of(broker))
+            await turns()
+            answers = [await peer.receive() for _ in range(count)]
+            assert [(each.opaque, each.code) for each in answers] == [(each, 0) for each in range(count)]
+            assert {len(each.body) > 2 * MIB for each in answers} == {True}
+            peer.close()
+
+    asyncio.run(run())
+
+
 def test_a_waiter_that_left_leaves_no_timer() -> None:
     async def run() -> None:
         arrivals = Arrivals()

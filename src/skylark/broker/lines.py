@@ -2,14 +2,15 @@
 
 Such a request goes over many queues, groups or topics, and gathers an answer of up to 16 MB meanwhile. One client can
 ask for thousands of them at once in a few bytes each. Side by side they would hold thousands of unfinished answers, and
-copies of tables; in line they hold their frames.
+copies of tables; in line they hold their frames. Each is done when its peer has taken the answers before it: one that
+asks for several at once gets all of them, however large they are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import msgspec
@@ -17,10 +18,15 @@ import msgspec
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.hosts import host_key
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import MAX_LENIENT_BYTES
 from skylark.wire.frame import Frame
 
 MAX_IN_LINE: Final = 512
 """Of a host, with the one that is being done."""
+
+_UNREAD_S: Final = 10.0
+_TURNS_TO_WRITE: Final = 2
+"""Of the loop, after which it shows whether a peer has taken the answer before."""
 
 LONG: Final = frozenset((
     RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_CONSUME_STATS, RequestCode.GET_BROKER_CONSUME_STATS,
@@ -56,6 +62,12 @@ class Lines:
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncIterator[None]:
         """The time in which a request of a host is done, after those that came before it. Raises RequestFailed."""
+        with self._place(host) as line:
+            async with line.turn:
+                yield
+
+    @contextmanager
+    def _place(self, host: str) -> Iterator[_Line]:
         key = host_key(host)
         line = self._lines.setdefault(key, _Line())
         most = self._max_in_line or MAX_IN_LINE
@@ -66,8 +78,7 @@ class Lines:
             )
         line.length += 1
         try:
-            async with line.turn:
-                yield
+            yield line
         finally:
             line.length -= 1
             if not line.length:
@@ -75,8 +86,37 @@ class Lines:
 
     def _waiting(self, handler: Handler) -> Handler:
         async def answer(request: Frame, connection: Connection) -> Frame | None:
-            async with self.turn(connection.peer[0]):
-                given = handler(request, connection)
-                return given if given is None or isinstance(given, Frame) else await given
+            refuse_large_body(request)
+            with self._place(connection.peer[0]) as line:
+                while True:
+                    await _until_read(connection)  # not in the others' time
+                    async with line.turn:
+                        for _ in range(_TURNS_TO_WRITE):
+                            await asyncio.sleep(0)
+                        if connection.is_writable or not connection.is_open:
+                            given = handler(request, connection)
+                            return given if given is None or isinstance(given, Frame) else await given
 
         return answer
+
+
+def refuse_large_body(request: Frame) -> None:
+    """For requests that wait, and say all in their headers. Raises RequestFailed: what waits counts against its host,
+    and a few of 16 MB would keep all others there waiting as well.
+    """
+    if len(request.body) > MAX_LENIENT_BYTES:
+        raise RequestFailed(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the request has a body of {len(request.body)} bytes, and may have up to {MAX_LENIENT_BYTES}",
+        )
+
+
+async def _until_read(connection: Connection) -> None:
+    """Returns when a peer takes an answer. Raises RequestFailed if that takes too long."""
+    if connection.is_writable:
+        return
+    try:
+        async with asyncio.timeout(_UNREAD_S):
+            await connection.writable()
+    except TimeoutError:
+        raise RequestFailed(ResponseCode.SYSTEM_BUSY, "former answers are not read: ask again when they are") from None

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from skylark.broker.clients import Clients, ConsumerGroup, Member
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
+from skylark.broker.lines import refuse_large_body
 from skylark.broker.questions import Questions
 from skylark.broker.topics import Topics
 from skylark.broker.turns import steps
@@ -77,6 +78,7 @@ class _Relays:
 
     def running_info(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         header = decode_header(GetConsumerRunningInfo, request)
+        refuse_large_body(request)
         return self._call(
             request, header.consumer_group, header.client_id, request.fields, lambda: request.body, connection
         )
@@ -84,6 +86,7 @@ class _Relays:
     def consume_directly(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         """Has a consumer consume one message now, whatever its progress, and tell how that went."""
         header = decode_header(ConsumeMessageDirectlyResult, request)
+        refuse_large_body(request)
         fields = request.fields | {"brokerName": self._config.broker_name}
         topic = self._topics.get(header.topic or "")
         if topic is not None:
@@ -104,6 +107,7 @@ class _Relays:
 
     def status(self, request: Frame, connection: Connection) -> Awaitable[Frame]:
         header = decode_header(GetConsumerStatus, request)
+        refuse_large_body(request)
         group = self._clients.group(header.group)
         if group is None:
             raise RequestFailed(
