@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -24,7 +25,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -93,13 +96,27 @@ def compile_all() -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    class Build(build_ext):
+        """The sources of an extension are compiled side by side, the largest ones first."""
+
+        def build_extensions(self) -> None:
+            compile_some = self.compiler.compile
+
+            def compile_each(sources: list[str], **options: Any) -> list[str]:
+                sources = sorted(sources, key=lambda name: Path(name).stat().st_size, reverse=True)
+                with ThreadPoolExecutor(os.cpu_count()) as threads:
+                    return [*itertools.chain.from_iterable(threads.map(lambda name: compile_some([name], **options), sources))]
+
+            self.compiler.compile = compile_each
+            super().build_extensions()
+
     wanted = state()
     os.chdir(SOURCE)
     extensions = mypycify(
         ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(WORK / "types"), *map(str, MODULES)],
-        opt_level="2", debug_level="0", group_name=GROUP, target_dir=str(WORK / "c"),
+        opt_level="2", debug_level="0", group_name=GROUP, target_dir=str(WORK / "c"), multi_file=True,
     )  # fmt: skip
-    command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
+    command = Build(Distribution({"name": GROUP, "ext_modules": extensions}))
     command.build_lib = str(STAGED)
     command.build_temp = str(WORK / "objects")
     command.ensure_finalized()

@@ -19,6 +19,7 @@ from skylark.net.server import Server
 from skylark.wire import pop
 from skylark.wire.bodies import ConsumerData, Heartbeat, Subscription, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
+from skylark.wire.fastjson import MAX_LENIENT_BYTES
 from skylark.wire.frame import MAX_FRAME_BYTES, MAX_RECORDS_BYTES, Frame
 from skylark.wire.framing import encode_frame
 from skylark.wire.records import encode_batch
@@ -163,8 +164,14 @@ def test_a_pop_is_answered_when_the_disk_has_its_check_point(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY])
-def test_questions_to_a_client_that_does_not_read(tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "body", "count"),
+    [
+        (RequestCode.GET_CONSUMER_RUNNING_INFO, bytes(MAX_LENIENT_BYTES), 32 * MIB // MAX_LENIENT_BYTES),
+        (RequestCode.CONSUME_MESSAGE_DIRECTLY, b"", 32),  # the broker adds the message
+    ],
+)
+def test_questions_to_a_client_that_does_not_read(tmp_path: Path, code: int, body: bytes, count: int) -> None:
     async def run() -> None:
         async with live_broker(tmp_path) as broker:
             message_id = (await broker.send("t", bytes(MIB))).fields["msgId"]
@@ -182,9 +189,9 @@ def test_questions_to_a_client_that_does_not_read(tmp_path: Path, code: int) -> 
             assert (await deaf.receive()).code == 0
             asking = [
                 asyncio.create_task(
-                    broker.ask(code, bytes(MIB), consumerGroup="readers", clientId="deaf", topic="t", msgId=message_id)
+                    broker.ask(code, body, consumerGroup="readers", clientId="deaf", topic="t", msgId=message_id)
                 )
-                for _ in range(40)
+                for _ in range(count)
             ]
             await until_blocked(server)
             await turns()
