@@ -51,7 +51,7 @@ demo: $(DEMO) ## broker, orders, a streaming aggregation and an archive on Spark
 # Most tests wait for servers and clients, so there are more at once than cores. Each worker has servers of its own.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 NOT_UNIT := interop client/both spark pipelines faults bench/test_load.py test_install.py \
-	$(addprefix cli/test_,pipeline.py ready_made.py report.py edges.py fleet.py sending.py)
+	$(addprefix cli/test_,command.py edges.py fleet.py messages.py pipeline.py ready_made.py report.py sending.py)
 # The compiled modules, tested as sources.
 PURE := wire net selectors store/test_store.py store/test_reading.py store/test_index.py
 

@@ -391,7 +391,8 @@ def test_a_check_point_behind_a_gap_of_the_log_does_not_pass_over_what_lies_befo
 
 def _built(root: Path) -> Broker:
     """A broker that has come up to where it would serve."""
-    broker = Broker(BrokerConfig(store_path_root_dir=str(root), broker_ip1="127.0.0.1"), clock=lambda: START_MS)
+    config = BrokerConfig(store_path_root_dir=str(root), broker_ip1="127.0.0.1", mapped_file_size_commit_log=1 << 20)
+    broker = Broker(config, clock=lambda: START_MS)
     broker._build(10911)
     return broker
 

@@ -14,7 +14,7 @@ import pytest
 
 from client.inbox import DEADLINE_S, eventually
 from client.scripted import never, refuses, scripted_cluster, stored
-from skylark.client import sync
+from skylark.client import courier, sync
 from skylark.client.errors import (
     BrokerError,
     ClientClosed,
@@ -39,6 +39,12 @@ LONG_S = 60.0
 MORE_THAN_THE_RETRIES = 6  # which are two, and a route is asked for before each
 
 Call = Callable[[Producer, MessageQueue], Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the rounds of a send; that they grow up to this is all the same here."""
+    monkeypatch.setattr(courier, "_MAX_PAUSE_S", 0.1)
 
 
 async def send_soon(producer: Producer, _: MessageQueue) -> None:

@@ -403,7 +403,7 @@ class PullLoop:
             offset,
             max_messages=self._max_messages,
             commit_offset=self._sink.commit_offset(),
-            suspend_ms=SUSPEND_MS,
+            suspend_ms=0 if self._failures else SUSPEND_MS,  # after failures, to hear at once that it is back
             broker_id=self._broker_id,
         )
 
