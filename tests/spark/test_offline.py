@@ -70,7 +70,7 @@ def test_delayed_messages_are_in_their_topic_once(spark: SparkSession, server: S
         producer.send(topic, b"now")
         producer.send(topic, b"in two hours", delay_level=18)
     assert [bytes(row.body) for row in read(spark, server.store, topics=topic).collect()] == [b"now"]
-    parked = read(spark, server.store, includeSystemTopics="true").where(f"properties['REAL_TOPIC'] = '{topic}'")
+    parked = read(spark, server.store, topics="SCHEDULE_TOPIC_XXXX").where(f"properties['REAL_TOPIC'] = '{topic}'")
     assert [bytes(row.body) for row in parked.collect()] == [b"in two hours"]
 
 

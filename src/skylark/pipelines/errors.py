@@ -36,8 +36,9 @@ class Mistakes(PipelineError):
 
 
 def as_one(errors: Sequence[PipelineError]) -> PipelineError:
-    """One as it is, more as Mistakes."""
-    return errors[0] if len(errors) == 1 else Mistakes(errors)
+    """One as it is, more as Mistakes; what is wrong with source and sink alike is told once."""
+    different = list({str(error): error for error in errors}.values())
+    return different[0] if len(different) == 1 else Mistakes(different)
 
 
 def raise_all(errors: Sequence[PipelineError]) -> None:
