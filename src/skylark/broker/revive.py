@@ -9,9 +9,9 @@ topic of their group and topic, to be popped from there, or to the group's dead 
 A check point that is due long after the present time arrived by a clock that was ahead, and is settled soon: it must
 not hold up those behind it until the clock is there again.
 
-Only what is due within these seconds is in memory, and of a backlog no more than is being settled. A queue's progress is the offset of the last settled check point,
-as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
-after a crash nothing is copied twice (`poprecovery.py`).
+Only what is due within these seconds is in memory, and of a backlog no more than is being settled. A queue's progress
+is the offset of the last settled check point, as consumer offset of a system group, in Apache's way. A copy says which
+message of which check point it is of, so that after a crash nothing is copied twice (`poprecovery.py`).
 
 A check point arrives when its time is nearly over, so one whose time is far away was not written by a pop. It is
 settled soon: what can't be right neither holds up those behind it nor hides messages for ever. A message that is too

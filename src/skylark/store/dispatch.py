@@ -68,6 +68,13 @@ class Progress:
                 self.dirty_queue_files.append((queue, queue.write_path))
 
 
+    def cut(self, queue: ConsumeQueue) -> None:
+        """Cuts a queue off behind its end, and notes for the flush what that changes."""
+        path = queue.cut()
+        if path is not None:
+            self.dirty_queue_files.append((queue, path))
+
+
 class QueueEntries:
     """Messages that are being written to the log, as they go into their queue."""
 
@@ -170,6 +177,10 @@ class Dispatcher:
         self._going_back: dict[ConsumeQueue, LogRecord] = {}
         self._out_of_order = 0
 
+    def cut(self, queue: ConsumeQueue) -> None:
+        """Cuts a queue off behind its end."""
+        self._progress.cut(queue)
+
     def to_queue(
         self, record: LogRecord, *, lost: int, is_complete: bool, only: set[ConsumeQueue] | None = None
     ) -> None:
@@ -216,7 +227,7 @@ class Dispatcher:
         if self._is_in_a_gap(queue, record):
             # The record behind the gap claimed an offset that it never had.
             queue.max_offset = record.queue_offset
-            queue.cut()
+            self._progress.cut(queue)
             return True
         last_log_offset = queue.last_record_end()[0]
         if record.log_offset <= last_log_offset:
