@@ -138,6 +138,18 @@ class ConsumeQueue:
         self.max_offset += size // ENTRY_BYTES
         return size
 
+    def put_again(self, queue_offset: int, entry: bytes) -> Path | None:
+        """Writes an entry once more, unless it is another one; the file that it is in."""
+        byte = queue_offset * ENTRY_BYTES
+        at = byte % self._file_bytes
+        if queue_offset >= self.max_offset or byte - at not in self._bases:
+            return None
+        segment = self._file(byte - at)
+        if segment.map[at : at + ENTRY_BYTES] not in (entry, bytes(ENTRY_BYTES)):
+            return None
+        segment.map[at : at + ENTRY_BYTES] = entry
+        return segment.path
+
     def start_at(self, queue_offset: int) -> None:
         """Lets an empty queue begin at an offset, with blank entries before it in its first file."""
         self.destroy()
