@@ -13,8 +13,10 @@ import pytest
 
 from broker.pop_broker import GROUP, START_MS, TOPIC, PopBroker, Popped, bodies, popped, turns
 from skylark.broker import offset_room, revive
+from skylark.broker.checkpoints import CheckPoints
 from skylark.broker.walks import QUEUES_PER_TURN
 from skylark.net.connection import RequestFailed
+from skylark.store import Appended
 from skylark.wire import pop
 from skylark.wire.bodies import encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -462,6 +464,35 @@ def test_a_turn_of_revivals_is_bounded(tmp_path: Path, pops: int, each: int, siz
     broker.store.close()
 
 
+def test_check_points_are_read_only_as_fast_as_they_are_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a broker was away any number of them may be due at once."""
+    pops, each = 60, 4
+    broker = PopBroker(tmp_path, revive_queue_num=1)
+    broker.send(*(str(number) for number in range(pops * each)))
+    taken = []
+    for _ in range(pops):
+        taken.append(broker.pop(max_msg_nums=each, invisible_time=600_000))
+        broker.now_ms += 3_000
+    broker.batch_ack(*taken[-1][1:])
+    broker.batch_ack(*taken[0][1:])
+    broker.now_ms += 600_000
+    for _, message in sorted(broker.put.parked, key=lambda entry: entry[0]):
+        broker.store.append(message, broker.now_ms)
+    monkeypatch.setattr(revive, "_MOST_PENDING", 10)
+    monkeypatch.setattr(revive, "_MOST_A_TURN", 10)
+    monkeypatch.setattr(revive, "_MOST_COPIES_A_TURN", each)
+    most = turns = 0
+    while broker.popping.revive(broker.now_ms) == 0 and turns < 1000:
+        most = max(most, broker.popping._revive.pending_count)
+        turns += 1
+    assert most <= 2 * 10
+    assert broker.popping._revive.pending_count == 0
+    assert broker.store.max_offset(RETRY, 0) == (pops - 2) * each + 2
+    broker.store.close()
+
+
 def test_a_group_without_room_for_its_offsets_is_told_so(broker: PopBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     broker.topics.put(TopicConfig(TOPIC, read_queue_nums=2, write_queue_nums=2))
     broker.send("a", queue_id=0)
@@ -478,6 +509,29 @@ def test_a_group_without_room_for_its_offsets_is_told_so(broker: PopBroker, monk
     broker.passes(LATER_MS)
     assert bodies(broker.pop()) == ["a"], "the broker makes room for what it gives out again"
     assert broker.ask(RequestCode.POP_MESSAGE, broker.header()).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_what_one_queue_gave_is_not_held_back_by_another(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch, order: bool
+) -> None:
+    """Its messages are the consumer's already: without the answer they would be nobody's until their time is over."""
+    broker.topics.put(TopicConfig(TOPIC, read_queue_nums=2, write_queue_nums=2))
+    broker.send("a", queue_id=0)
+    broker.send("b", queue_id=1)
+    really = CheckPoints._write
+    written: list[int] = []
+
+    def write(points: CheckPoints, queue_id: int, *rest: Any) -> Appended:
+        written.append(queue_id)
+        if len(written) == 2:
+            raise RequestFailed(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+        return really(points, queue_id, *rest)
+
+    monkeypatch.setattr(CheckPoints, "_write", write)
+    first = broker.pop(order=order)
+    assert len(first) == 1
+    assert sorted(bodies(first + broker.pop(order=order))) == ["a", "b"], "what was refused is there for the next"
 
 
 def test_an_attempt_id_is_bounded(broker: PopBroker) -> None:

@@ -13,15 +13,17 @@ import pytest
 
 from broker.followers import START_MS, Undecided
 from broker.live import DEADLINE_S, Live, live_broker, messages_of
+from broker.pop_broker import HOST
 from skylark.broker.app import wall_clock_ms
 from skylark.broker.halves import GROUP
 from skylark.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECK_TOPIC
 from skylark.net.connection import Connection
 from skylark.net.pool import Pool
+from skylark.store import recovery
 from skylark.wire.bodies import Heartbeat, ProducerData, encode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
-from skylark.wire.message import LOG_OFFSET_POSITION, StoredMessage
+from skylark.wire.message import LOG_OFFSET_POSITION, Message, StoredMessage
 from skylark.wire.records import RECORD_HEADERS, decode_record, parse_message_id
 
 COMMIT, ROLL_BACK, UNKNOWN = 8, 12, 0
@@ -487,3 +489,28 @@ def test_many_groups_without_a_producer_are_one_line(tmp_path: Path, caplog: pyt
     (line,) = caplog.messages
     assert line.startswith("no producer is there to end transactions of g00 (1), g01 (1), ")
     assert line.endswith(", g09 (1) and of 2 more groups")
+
+
+def test_the_end_of_a_half_that_was_passed_is_not_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its op message may come later than the table that passed it, and lie behind a gap after a power cut."""
+    before = Undecided(tmp_path / "running")
+    for body in (b"ended", b"open", b"last"):
+        before.send(body)
+    before.offsets.put(GROUP, HALF_TOPIC, 0, 1)
+    before.offsets.save()
+    before.put.one(Message("orders", 0, b"safe", {}), START_MS)
+    before.store.flush()
+    lost = before.put.one(Message("orders", 0, b"lost", {}), START_MS)
+    before.put.one(Message(OP_HALF_TOPIC, 0, b"0,", {"TAGS": "d"}, born_host=HOST), START_MS)
+    shutil.copytree(tmp_path / "running", tmp_path / "cut")
+    before.store.close()
+    with (tmp_path / "cut" / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(lost.log_offset)
+        file.write(bytes(lost.size_bytes))
+    # Its keys are not found: the index was lost, and the log is too long to file all of it again.
+    shutil.rmtree(tmp_path / "cut" / "index")
+    monkeypatch.setattr(recovery, "INDEX_REBUILD_MAX_BYTES", 0)
+    after = Undecided(tmp_path / "cut")
+    assert after.halves.end_offset == 3, "it is not stored again"
+    assert after.handled() == [b"open", b"last"]
+    after.store.close()

@@ -44,6 +44,16 @@ class PowerCut(BaseException):
     """The power fails at this sync, which is not carried out."""
 
 
+class NothingUnsynced(random.Random):
+    """The worst of chances for a cut: nothing survives that was not synced."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, of: Any) -> Any:
+        return of[0]
+
+
 class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> None:
         self._chance = chance

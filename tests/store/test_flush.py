@@ -21,6 +21,8 @@ from skylark.store.checkpoint import Checkpoint
 from skylark.store.segments import Segment
 from store.small_store import START_MS, a_message, bodies, expected_bodies, fill, flushed, small_config, small_store
 
+DEADLINE_S = 30
+
 
 class Disk:
     """Stands between the flush thread and fdatasync: counts, holds it up, or lets it fail."""
@@ -162,6 +164,66 @@ def test_queue_files_that_cannot_be_flushed_leave_the_checkpoint_behind(
         assert bodies(store) == expected_bodies(25)
 
 
+def test_entries_that_a_failed_flush_may_have_lost_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue's file could not be brought to disk: that is no reason to leave the checkpoint behind for good."""
+    marks: list[int] = []
+    with small_store(tmp_path) as store:
+        store.keep(lambda: partial(marks.append, store.log_max_offset), lambda: None)
+        fill(store, 10)
+        fill(store, 3, "other")
+        store.flush()
+        really = flush._sync_queue_file
+
+        def lost(path: Path) -> bool:
+            """The system drops the page, as it may after a failure."""
+            if path.parts[-3] == "other":
+                with path.open("r+b") as file:
+                    file.seek(3 * 20)
+                    file.write(bytes(20))
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return really(path)
+
+        monkeypatch.setattr(flush, "_sync_queue_file", lost)
+        fill(store, 10)
+        fill(store, 2, "other")
+        taken = len(marks)
+        for _ in range(2):
+            store.flush()
+        assert len(marks) == taken + 2, "what is beside the queues is none of their business"
+        before = Checkpoint(tmp_path / "checkpoint").logics_offset
+        assert before < store.log_max_offset // 2
+        store.clean(START_MS)
+        store.flush()
+        assert Checkpoint(tmp_path / "checkpoint").logics_offset == before, "it fails again"
+        monkeypatch.setattr(flush, "_sync_queue_file", really)
+        store.clean(START_MS)
+        store.flush()
+        last = store.entry("other", 0, 4)
+        assert last is not None
+        assert Checkpoint(tmp_path / "checkpoint").logics_offset == last.log_offset
+        assert bodies(store) == expected_bodies(20)
+        assert bodies(store, "other") == expected_bodies(5, "other")
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_flush_thread_that_ends_fences_the_store(tmp_path: Path) -> None:
+    def stand() -> Callable[[], None]:
+        raise ValueError("nobody thought of it")
+
+    async def scenario(store: Store) -> None:
+        store.keep(stand, lambda: None)
+        appended = store.append(a_message(), START_MS)
+        with pytest.raises(NotWriteable, match="nobody thought of it"):
+            await asyncio.wait_for(flushed(store, appended.log_end_offset + 1), DEADLINE_S)
+        assert not store.writeable
+        store._flusher.beside.clear()
+
+    with small_store(tmp_path, flush_interval_ms=1, queue_flush_interval_ms=1) as store:
+        asyncio.run(scenario(store))
+
+
 class Failing:
     """Stands before a function of the system: it raises as long as it is told to."""
 
@@ -274,7 +336,8 @@ def test_a_failure_that_passes_leaves_the_checkpoint_behind_until_it_has(
         for _ in range(3):
             store.flush()
         call.error = None
-        assert Checkpoint(tmp_path / "a" / "checkpoint").logics_offset == before
+        checkpoint = Checkpoint(tmp_path / "a" / "checkpoint")
+        assert (checkpoint.logics_offset if name == "open" else checkpoint.index_log_offset - 1) == before
         assert {record.levelname for record in caplog.records} == {"ERROR"}
         assert store.writeable
         fill(store, 1)

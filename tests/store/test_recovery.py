@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from faults.power import Disk, NothingUnsynced
 from skylark.store import Store, StoreError, dispatch, segments
 from skylark.store.checkpoint import Checkpoint
 from skylark.store.logscan import LogScan
@@ -543,6 +544,34 @@ def test_old_entries_behind_the_end_of_a_queue_do_not_count(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:60] + entry + bytes(80))
     with small_store(root) as store:
         assert bodies(store, "other") == expected_bodies(3, "other")
+
+
+@pytest.mark.parametrize("topic", ["back", "fore"])
+@pytest.mark.parametrize("count", [3, 20])
+def test_entries_that_recovery_cut_off_do_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, count: int
+) -> None:
+    """A queue was on disk when the log was not. What comes to the log in their place is of another queue."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 1, "first")
+        store.flush()
+        log_offset = store.log_max_offset
+        fill(store, count, "back")
+        root = crash(store, tmp_path / "b")
+        for at in range(log_offset, store.log_max_offset):
+            damage(root, at, b"\0")
+    disk = Disk(monkeypatch, NothingUnsynced())
+    disk.settle(root)
+    with small_store(root) as store:
+        assert store.max_offset("back", 0) == 0
+        fill(store, count, topic)
+        store.flush()
+        disk.cut(root, tmp_path / "again")
+    with small_store(tmp_path / "again") as store:
+        assert bodies(store, topic) == expected_bodies(count, topic)
+        other = {"back": "fore", "fore": "back"}[topic]
+        assert store.max_offset(other, 0) == 0
+    disk.forget()
 
 
 def test_half_messages_at_the_end_of_the_log_are_kept(tmp_path: Path) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faults.power import Disk
+from faults.power import Disk, NothingUnsynced
 from skylark.store import TIMER_TOPIC, Store, StoreConfig, StoreError, TimerConfig, TimerStore, segments
 from skylark.store.timerlog import UNIT_BYTES, TimerLog
 from skylark.store.timerwheel import FILE_BYTES, TimerSlot, TimerWheel
@@ -177,6 +175,83 @@ def test_a_unit_that_leads_nowhere_costs_one_timer_at_most(tmp_path: Path, numbe
     timers.follow()
     found = timers.due(NOW_MS + 6000)
     assert sorted(found) == [offset for offset in range(101) if offset != number or number == 100]
+    timers.close()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_chain_that_leads_to_another_slot_costs_no_timer(tmp_path: Path, number: int) -> None:
+    timers = Timers(tmp_path)
+    timers.send(5, 7, 5, 7, 5, 7)
+    timers.follow()
+    timers.close()
+    with (tmp_path / "timerlog" / ("0" * 20)).open("rb+") as file:
+        file.seek(number * UNIT_BYTES + 4)
+        file.write(struct.pack(">q", (number - 1) * UNIT_BYTES))
+    timers = Timers(tmp_path)
+    assert timers.due(NOW_MS + 6000) == [0, 2, 4]
+    assert timers.due(NOW_MS + 8000) == [1, 3, 5]
+    timers.close()
+
+
+@pytest.mark.parametrize("field", range(3), ids=["moment", "position", "offset"])
+@pytest.mark.parametrize("has_reading", [True, False], ids=["reading", "no reading"])
+def test_a_damaged_mark_costs_no_timer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, field: int, has_reading: bool
+) -> None:
+    timers = Timers(tmp_path)
+    timers.send(1, 1, 5, 5)
+    timers.follow()
+    assert timers.due(NOW_MS + 2000) == [0, 1]
+    timers.store.flush()
+    timers.send(6, 7)
+    timers.close()
+    with (tmp_path / "config" / "timercheck").open("rb+") as file:
+        file.seek(8 * field + 2)
+        file.write(b"\x03")
+        if not has_reading:
+            for at in (64, 160):
+                file.seek(at)
+                file.write(bytes(32))
+    timers = Timers(tmp_path, NOW_MS + 3000)
+    assert "timercheck is damaged" in caplog.text
+    timers.follow()
+    before = timers.due(NOW_MS + 3000)
+    assert before == ([] if has_reading else [0, 1]), "what came already comes again only if nothing tells of it"
+    assert timers.due(NOW_MS + 9000) == [2, 3, 4, 5]
+    timers.close()
+
+
+@pytest.mark.parametrize("at", [66, 73, 90, 98, 162, 169, 177])
+def test_other_damage_of_the_check_file_costs_no_timer(tmp_path: Path, at: int) -> None:
+    """What is being read, and the last turn back."""
+    timers = Timers(tmp_path)
+    timers.send(1, 1, 5, 5)
+    timers.follow()
+    assert timers.due(NOW_MS + 2000) == [0, 1]
+    timers.close()
+    with (tmp_path / "config" / "timercheck").open("rb+") as file:
+        file.seek(at)
+        file.write(b"\x03")
+    timers = Timers(tmp_path, NOW_MS + 3000)
+    timers.follow()
+    assert [offset for offset in timers.due(NOW_MS + 9000) if offset > 1] == [2, 3]
+    timers.close()
+
+
+def test_a_mark_that_apaches_broker_wrote_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    timers = Timers(tmp_path)
+    timers.send(1, 5)
+    timers.follow()
+    timers.close()
+    with (tmp_path / "config" / "timercheck").open("rb+") as file:
+        values = list(struct.unpack(">7q", file.read(56)))
+        values[0] += 2000
+        values[6] += 1
+        file.seek(0)
+        file.write(struct.pack(">7q", *values))
+    timers = Timers(tmp_path, NOW_MS + 3000)
+    assert "damaged" not in caplog.text
+    assert timers.due(NOW_MS + 9000) == [1]
     timers.close()
 
 
@@ -359,16 +434,6 @@ def test_units_of_lost_records_are_cut_off_also_when_the_log_has_grown_again(tmp
     assert timers.due(NOW_MS + 10_000) == [0]
     assert timers.due(NOW_MS + 110_000) == [1]
     timers.close()
-
-
-class NothingUnsynced(random.Random):
-    """The worst of chances for a cut: nothing survives that was not synced."""
-
-    def random(self) -> float:
-        return 1.0
-
-    def choice(self, of: Any) -> Any:
-        return of[0]
 
 
 def test_what_recovery_cut_off_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,14 +247,14 @@ class Halves:
             op = message_behind(self._store, entry, OP_HALF_TOPIC, QUEUE, op_offset)
             halves = _named(op) if op is not None else []
             self._op_tops.append(max(halves, default=-1))
+            open_halves = [offset for offset in halves if self.offset <= offset < self._unsure_below]
             if op is not None and op.log_offset >= self._store.whole_until:
                 # Behind a gap that a power cut left in the log, it is no proof: what was committed may be lost.
-                self._doubtful += halves
+                self._doubtful += open_halves
                 continue
-            for offset in halves:
-                if self.offset <= offset < self._unsure_below:
-                    self._note(offset, Fate.ENDED)
-                    ended += 1
+            for offset in open_halves:
+                self._note(offset, Fate.ENDED)
+                ended += 1
         if self._unsure_below > self.offset:
             log.info("transactions: %d halves since %d, %d ended", self._unsure_below - self.offset, self.offset, ended)
 

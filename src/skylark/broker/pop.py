@@ -183,7 +183,10 @@ class Pops:
             raise too_late()
         header = asked.header
         for topic, queue_id in walk.turn():
-            self._look_at_queue(asked, found, topic, queue_id)
+            try:
+                self._look_at_queue(asked, found, topic, queue_id)
+            except RequestFailed as e:  # what the other queues gave must nevertheless reach the consumer
+                found.refusal = e
         if found.records:
             walk.end()
             return self._answer(request, asked, found, is_all=walk.is_over)
@@ -297,11 +300,7 @@ class Pops:
     def _look_at_queue(self, asked: _Asked, found: _Found, topic: str, queue_id: int) -> None:
         header = asked.header
         group = header.consumer_group
-        try:
-            offset = self._start(asked, topic, queue_id, found.pop_time_ms)
-        except RequestFailed as e:  # what the other queues gave must nevertheless reach the consumer
-            found.refusal = e
-            return
+        offset = self._start(asked, topic, queue_id, found.pop_time_ms)
         if header.order:
             until_ms = self._orders.blocked_until_ms(topic, group, queue_id, header.attempt_id, found.pop_time_ms)
             if until_ms:
@@ -309,11 +308,10 @@ class Pops:
                 return
             host = asked.connection.peer[0]
             if not self._orders.has_room(topic, group, queue_id, host):
-                found.refusal = RequestFailed(
+                raise RequestFailed(
                     ResponseCode.SYSTEM_BUSY,
                     f"queue {queue_id} of {topic} can't be popped in order: {self._orders.fullness(host)}",
                 )
-                return
         room = header.max_msg_nums - len(found.records)
         room_bytes = MAX_RECORDS_BYTES - found.size_bytes
         if room <= 0 or room_bytes <= 0:

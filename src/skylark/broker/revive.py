@@ -9,9 +9,9 @@ topic of their group and topic, to be popped from there, or to the group's dead 
 A check point that is due long after the present time arrived by a clock that was ahead, and is settled soon: it must
 not hold up those behind it until the clock is there again.
 
-Only what is due within these seconds is in memory. A queue's progress is the offset of the last settled check point,
-as consumer offset of a system group, in Apache's way. A copy says which message of which check point it is of, so that
-after a crash nothing is copied twice (`poprecovery.py`).
+Only what is due within these seconds is in memory, and of a backlog no more than is being settled. A queue's progress
+is the offset of the last settled check point, as consumer offset of a system group, in Apache's way. A copy says which
+message of which check point it is of, so that after a crash nothing is copied twice (`poprecovery.py`).
 
 A check point arrives when its time is nearly over, so one whose time is far away was not written by a pop. It is
 settled soon: what can't be right neither holds up those behind it nor hides messages for ever. A message that is too
@@ -69,6 +69,8 @@ _MOST_AHEAD_MS: Final = 10_000
 _MOST_A_TURN: Final = 2_000
 """Records that are read, and messages that are copied below, of all queues together."""
 _MOST_COPIES_A_TURN: Final = 500
+_MOST_PENDING: Final = 10_000
+"""Check points of a queue in memory, while what is due of them is not settled: no more are read then."""
 _RETRY_QUEUES: Final = 1
 
 _Key = tuple[str, str, int, int, int]
@@ -93,6 +95,7 @@ class _ReviveQueue(msgspec.Struct):
     read_at: int
     settled: int
     seen_ms: int = 0  # what was due by then has been read
+    is_settled: bool = True  # of what has been read, all that is due
     pending: dict[_Key, _Pending] = {}
 
 
@@ -141,13 +144,15 @@ class Revive:
         due_ms = self._delivered_to_ms(now_ms)  # asked first: what was delivered by then is read below
         busy = False
         for queue in self._queues:
-            is_read = self._read(queue)
+            has_room = queue.is_settled or len(queue.pending) < _MOST_PENDING
+            is_read = has_room and self._read(queue)
             try:
-                is_settled = self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
+                queue.is_settled = self._settle(queue, due_ms if is_read else min(queue.seen_ms, due_ms), now_ms)
             except RequestFailed as e:
                 log.warning("messages of revive queue %d wait: %s", queue.queue_id, e)
+                queue.is_settled = False
                 continue
-            busy |= not (is_read and is_settled)
+            busy |= not (is_read and queue.is_settled)
         return busy
 
     def commit(self) -> None:

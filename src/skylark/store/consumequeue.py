@@ -138,6 +138,18 @@ class ConsumeQueue:
         self.max_offset += size // ENTRY_BYTES
         return size
 
+    def put_again(self, queue_offset: int, entry: bytes) -> Path | None:
+        """Writes an entry once more, unless it is another one; the file that it is in."""
+        byte = queue_offset * ENTRY_BYTES
+        at = byte % self._file_bytes
+        if queue_offset >= self.max_offset or byte - at not in self._bases:
+            return None
+        segment = self._file(byte - at)
+        if segment.map[at : at + ENTRY_BYTES] not in (entry, bytes(ENTRY_BYTES)):
+            return None
+        segment.map[at : at + ENTRY_BYTES] = entry
+        return segment.path
+
     def start_at(self, queue_offset: int) -> None:
         """Lets an empty queue begin at an offset, with blank entries before it in its first file."""
         self.destroy()
@@ -253,17 +265,24 @@ class ConsumeQueue:
             self.max_offset = self.first(is_end, start, start + self._file_bytes // ENTRY_BYTES)
         self.write_limit = 0
 
-    def cut(self) -> None:
-        """Makes zeros of what lies behind `max_offset`, and deletes the files behind it."""
+    def cut(self) -> Path | None:
+        """Makes zeros of what lies behind `max_offset`, and deletes the files behind it. If there was anything, the
+        file that is the last one now: until it and its name are on disk, a power cut may bring all of that back.
+        """
         byte = self.max_offset * ENTRY_BYTES
+        last, is_changed = -1, False
         for base in self._bases[:]:
             if base >= byte and base != self._bases[0]:
                 self._delete_file(base)
-            elif base + self._file_bytes > byte:
+                is_changed = True
+                continue
+            last = base
+            if base + self._file_bytes > byte:
                 segment = self._file(base)
-                segment.cut(max(byte - base, 0))
+                is_changed = segment.cut(max(byte - base, 0)) or is_changed
                 segment.release_fd()
         self.write_limit = 0
+        return self._directory / file_name(last) if is_changed else None
 
     def correct_min_offset(self, log_min_offset: int) -> None:
         """Moves `min_offset` to the first entry whose message is still in the log; to `max_offset` if none is."""

@@ -67,6 +67,12 @@ class Progress:
                 queue.dirty = True
                 self.dirty_queue_files.append((queue, queue.write_path))
 
+    def cut(self, queue: ConsumeQueue) -> None:
+        """Cuts a queue off behind its end, and notes for the flush what that changes."""
+        path = queue.cut()
+        if path is not None:
+            self.dirty_queue_files.append((queue, path))
+
 
 class QueueEntries:
     """Messages that are being written to the log, as they go into their queue."""
@@ -170,6 +176,10 @@ class Dispatcher:
         self._going_back: dict[ConsumeQueue, LogRecord] = {}
         self._out_of_order = 0
 
+    def cut(self, queue: ConsumeQueue) -> None:
+        """Cuts a queue off behind its end."""
+        self._progress.cut(queue)
+
     def to_queue(
         self, record: LogRecord, *, lost: int, is_complete: bool, only: set[ConsumeQueue] | None = None
     ) -> None:
@@ -180,7 +190,7 @@ class Dispatcher:
         and made again, or began with a record whose offset is damaged, if the deletion is known or two records in a row
         say so: a single one is damaged itself, and would cost all before it.
         """
-        if record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED or record.log_offset < self.deleted.offset(record.topic):
+        if self._is_in_no_queue(record):
             return
         try:
             queue = self._queues.create(record.topic, record.queue_id)
@@ -216,7 +226,7 @@ class Dispatcher:
         if self._is_in_a_gap(queue, record):
             # The record behind the gap claimed an offset that it never had.
             queue.max_offset = record.queue_offset
-            queue.cut()
+            self._progress.cut(queue)
             return True
         last_log_offset = queue.last_record_end()[0]
         if record.log_offset <= last_log_offset:
@@ -235,9 +245,24 @@ class Dispatcher:
             )
         return False
 
+    def to_queue_again(self, record: LogRecord) -> tuple[ConsumeQueue, Path] | None:
+        """Writes the entry that a record has in its queue once more; the queue, and the file that it is in."""
+        queue = self._queues.get((record.topic, record.queue_id))
+        if queue is None or self._is_in_no_queue(record):
+            return None
+        path = queue.put_again(record.queue_offset, self._entry(record))
+        return None if path is None else (queue, path)
+
+    def _is_in_no_queue(self, record: LogRecord) -> bool:
+        is_of_deleted = record.log_offset < self.deleted.offset(record.topic)
+        return is_of_deleted or record.sys_flag & SYS_TRANSACTION_MASK in UNQUEUED
+
     def _put(self, queue: ConsumeQueue, record: LogRecord) -> None:
+        self._progress.put(queue, self._entry(record))
+
+    def _entry(self, record: LogRecord) -> bytes:
         code = queue_tag_code(record.topic, _part(record), record.store_ms, self._delays_ms)
-        self._progress.put(queue, ENTRY.pack(record.log_offset, record.size_bytes, code))
+        return ENTRY.pack(record.log_offset, record.size_bytes, code)
 
     def _is_in_a_gap(self, queue: ConsumeQueue, record: LogRecord) -> bool:
         """Whether the queue has a blank entry in the place of a record that comes only now."""

@@ -3,8 +3,9 @@
 `when_flushed` calls back when the log is on disk up to an offset. While the thread is inside an fdatasync, more of them
 gather; the next fdatasync serves all of them, and wakes the event loop once.
 
-In the same thread, less often: the queue files, the index, and after them the checkpoint, so that it only ever names
-what is on disk.
+In the same thread, less often: the queue files, what is kept beside them, the index, and after them the checkpoint, so
+that it only ever names what is on disk. Each of them fails by itself. What a failed fdatasync may have dropped of the
+queue files is written once more (`Store.clean`); the others are left as they are until the next start.
 
 When fdatasync of the log fails, the kernel may have dropped the pages it could not write, and a later success says
 nothing about them. So the store is fenced for good: whoever waits or comes later is told, nothing more is flushed, and
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from skylark.store.api import StoreConfig
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 # What was lacking may be there the next time. A failed fdatasync is none of these (see `sync_data`).
 _PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR))
+
+_QUEUES, _INDEX, _CHECKPOINT = "queues", "index", "checkpoint"  # parts of what is derived from the log
 
 Done = Callable[[str | None], None]
 """Called on the event loop when it is on disk, or with the reason why that will not happen. It must not raise."""
@@ -93,7 +97,7 @@ class Flusher:
         self.failure: str | None = None
         self._log_failing = False
         self._derived_failing = False
-        self._derived_lost = False
+        self._lost: set[object] = set()  # of what is derived from the log, the parts whose pages may be gone
         self._owed: dict[
             Callable[[], Callable[[], None]], Callable[[], None]
         ] = {}  # what is to be brought to disk beside
@@ -125,6 +129,19 @@ class Flusher:
 
     # --- the thread ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        try:
+            self._flush_again_and_again()
+        except Exception as error:
+            log.exception("the flush thread has ended")
+            self._give_up(f"flushing failed: {error!r}; the store is fenced")
+            self._release_waiters()
+
+    def _give_up(self, failure: str) -> None:
+        self.failure = failure
+        log.critical("%s", failure)
+        self._on_failure(failure)
+
+    def _flush_again_and_again(self) -> None:
         interval_s = self._config.flush_interval_ms / 1000
         queues_due = index_due = time.monotonic()
         while not self._stopping:
@@ -156,9 +173,7 @@ class Flusher:
                     log.error("the commit log could not be flushed, which is tried again: %s", error)
                 self._log_failing = True
                 return False
-            self.failure = f"flushing the commit log failed: {error}; the store is fenced"
-            log.critical("%s", self.failure)
-            self._on_failure(self.failure)
+            self._give_up(f"flushing the commit log failed: {error}; the store is fenced")
             return False
         if self._log_failing:
             log.warning("the commit log is flushed again")
@@ -198,33 +213,56 @@ class Flusher:
     def _flush_derived(self, with_index: bool) -> bool:
         last_log_offset, last_store_ms = self._progress.last_log_offset, self._progress.last_store_ms
         owed = self._owed = {stand: self._owed[stand] if stand in self._owed else stand() for stand in self.beside}
-        if not self.flush_log() or self._derived_lost:
+        if not self.flush_log():
+            return False
+        has_queues = self._attempt(_QUEUES, self._sync_queues)
+        is_whole = has_queues
+        for stand in list(owed):
+            is_whole &= self._attempt(stand, partial(self._sync_beside, stand))
+        if with_index and self._index is not None:
+            is_whole &= self._attempt(_INDEX, partial(self._sync_index, self._index))
+        if has_queues:
+            is_due = last_log_offset != self._checkpoint.logics_offset or with_index
+            write = partial(self._write_checkpoint, last_log_offset, last_store_ms)
+            is_whole &= self.failure is None and (not is_due or self._attempt(_CHECKPOINT, write))
+        if is_whole and self._derived_failing:
+            log.warning("consume queues, index and checkpoint are flushed again")
+        self._derived_failing = not is_whole
+        return is_whole
+
+    def _attempt(self, part: object, bring: Callable[[], None]) -> bool:
+        """Brings a part of what is derived from the log to disk, unless that failed before in a way that lasts."""
+        if part in self._lost:
             return False
         try:
-            self._sync_queues()
-            for stand in list(owed):
-                owed[stand]()
-                del owed[stand]
-            if with_index and self._index is not None and not self._sync_index(self._index):
-                return False
-            if self.failure is not None:
-                return False
-            checkpoint = self._checkpoint
-            if last_log_offset != checkpoint.logics_offset or with_index:
-                checkpoint.physic_ms = checkpoint.logics_ms = last_store_ms
-                checkpoint.logics_offset = last_log_offset
-                checkpoint.confirm_offset = last_log_offset
-                checkpoint.flush()
+            bring()
         except OSError as error:
-            self._derived_lost = error.errno not in _PASSING
-            if not self._derived_failing or self._derived_lost:
+            is_lost = error.errno not in _PASSING
+            if is_lost:
+                self._lost.add(part)
+            if is_lost or not self._derived_failing:
                 log.error("flushing consume queues, index or checkpoint failed, the checkpoint stays behind: %s", error)
             self._derived_failing = True
             return False
-        if self._derived_failing:
-            log.warning("consume queues, index and checkpoint are flushed again")
-        self._derived_failing = False
         return True
+
+    @property
+    def queues_are_lost(self) -> bool:
+        """Whether pages of queue files may be gone: since the checkpoint, which stays where it is, any entry may be."""
+        return _QUEUES in self._lost
+
+    def queues_are_written_again(self) -> None:
+        self._lost.discard(_QUEUES)
+
+    def _sync_beside(self, stand: Callable[[], Callable[[], None]]) -> None:
+        self._owed[stand]()
+        del self._owed[stand]
+
+    def _write_checkpoint(self, last_log_offset: int, last_store_ms: int) -> None:
+        checkpoint = self._checkpoint
+        checkpoint.physic_ms = checkpoint.logics_ms = last_store_ms
+        checkpoint.logics_offset = checkpoint.confirm_offset = last_log_offset
+        checkpoint.flush()
 
     def _sync_queues(self) -> None:
         """The files that were written to, and the names of those that are new. Raises OSError."""
@@ -243,14 +281,13 @@ class Flusher:
             dirty.extend(files)
             raise
 
-    def _sync_index(self, index: IndexService) -> bool:
-        """Whether the log has all messages whose keys it has, so that the checkpoint may tell of them."""
+    def _sync_index(self, index: IndexService) -> None:
+        """The checkpoint may tell of it when the log has all messages whose keys it has."""
         index.flush()
         if not self.flush_log():
-            return False
+            raise OSError(errno.EAGAIN, "the log is behind the index")
         self._checkpoint.index_ms = max(self._checkpoint.index_ms, index.sealed_timestamp_ms)
         self._checkpoint.index_log_offset = index.durable_log_offset
-        return True
 
 
 def _call_all(calls: list[Done], failure: str | None) -> None:

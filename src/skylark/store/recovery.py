@@ -99,7 +99,7 @@ def recover(
         for queue in queues:
             queue.find_end(start)
             _drop_strangers(queue, commit_log)
-            queue.cut()
+            dispatcher.cut(queue)
     _drop_deleted(queues, dispatcher, distrust_queues)
     damage = Damage()
     result = _dispatch_tail(commit_log, dispatcher, damage, start, dispatched, clean=clean)
@@ -208,7 +208,8 @@ def _drop_strangers(queue: ConsumeQueue, commit_log: CommitLog) -> None:
             return
         data = commit_log.slice(log_offset, end - log_offset)
         record = inspect(data, 0, log_offset) if data is not None else None
-        if record is not None and (record.queue_offset, record.queue_id) == (queue.max_offset - 1, queue.queue_id):
+        place = queue.topic, queue.queue_id, queue.max_offset - 1
+        if record is not None and (record.topic, record.queue_id, record.queue_offset) == place:
             return
         queue.max_offset -= 1
 

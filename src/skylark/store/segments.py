@@ -149,14 +149,19 @@ class Segment:
         if self._map is not None and whole_pages > 0:
             self._map.madvise(mmap.MADV_DONTNEED, 0, whole_pages)
 
-    def cut(self, position: int) -> None:
-        """Makes everything from a position on zeros. The file keeps its size, whenever the process is killed."""
+    def cut(self, position: int) -> bool:
+        """Makes everything from a position on zeros. The file keeps its size, whenever the process is killed. Whether
+        there was anything.
+        """
+        is_changed = False
         for start, end in self.written(position):
             for at in range(start, end, _CUT_BYTES):
                 until = min(at + _CUT_BYTES, end)
                 zeros = bytes(until - at)
                 if self.map[at:until] != zeros:
                     os.pwrite(self.fd, zeros, at)
+                    is_changed = True
+        return is_changed
 
     def written(self, position: int) -> Iterator[tuple[int, int]]:
         """The parts of the file from a position on that are not holes, each from its beginning to its end."""

@@ -77,6 +77,7 @@ Listener = Callable[[str, int, int, Sequence[int]], None]
 """Told of messages in a queue: topic, queue id, offset of the first, and the tag code of each."""
 _QUERY_MAX_COUNT = 64
 _INDEX_CATCH_UP = 16  # messages, with each that comes
+_MOST_BYTES_AGAIN = 128 << 20  # of the log
 _INDEX_CATCH_UP_ROUND = 2000  # in each round of retention
 _HOST_BITS = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _CLOSED = "the store is closed"
@@ -499,7 +500,26 @@ class Store:
             self._log.release()
         if self._index_behind:
             self._catch_up_index(_INDEX_CATCH_UP_ROUND)
+        if self._flusher.queues_are_lost:
+            self._write_queues_again()
         return self._retention.clean(now_ms)
+
+    def _write_queues_again(self) -> None:
+        """The disk failed when queue files were brought there: what it may lack of them comes from the log once more.
+
+        If the disk fails for so long that it is too much for a turn, the checkpoint stays until the next start.
+        """
+        start = max(self._checkpoint.logics_offset, self._log.min_offset)
+        if self._log.end_offset - start > _MOST_BYTES_AGAIN:
+            return
+        try:
+            files = dict.fromkeys(map(self._dispatcher.to_queue_again, LogScan(self._log, start)))
+        except OSError as error:
+            log.error("consume queues can't be written again, which is tried again: %s", error)
+            return
+        self._progress.dirty_queue_files.extend(file for file in files if file is not None)
+        self._flusher.queues_are_written_again()
+        log.warning("consume queues are written again from log offset %d on", start)
 
     def keep(self, flush_later: Callable[[], Callable[[], None]], lowest_needed: Callable[[], int | None]) -> None:
         """Takes care of what is derived from the log elsewhere: it is flushed with the queues, and segments from the

@@ -14,23 +14,35 @@
    112  ours: counter of the version at that time
    120  ours: the first moment above again, and
    128  how many timers of its slot are done, as far as that is on disk
+   136  ours: counter of the version of which
+   144  this is the checksum, of the first part with the last two
+   152  ours: checksum of the turn back
+   160  ours: the moment whose slot is being read, how many are done and where the log ended once more, and a checksum
 
 The first part, with the last two, is written after everything that it speaks of is on disk. What is being read is
 written with each delivery, through a mapping, so that it survives the death of the process; it counts only if the log
 is whole as far as it says, since after a power failure it may have reached the disk when the log did not. A turn
 back is on disk before anything is built on it.
+
+A wrong number here would make timers pass for read. So a part whose checksum is wrong is told and counts as missing:
+what it said is found out from the others and from the timer log, and some timers may come twice. A checksum of 0 is
+none; Apache's broker, which knows of none, writes the first part with a counter of its own.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
 import threading
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 _FILE_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
@@ -40,6 +52,11 @@ _TURN: Final = struct.Struct(">4q")
 _TURN_AT: Final = _READING_AT + _READING.size
 _DONE: Final = struct.Struct(">2q")
 _DONE_AT: Final = _TURN_AT + _TURN.size
+_COUNTER_AND_SUM: Final = struct.Struct(">2q")
+_MARK_SUM_AT: Final = _DONE_AT + _DONE.size
+_SUM: Final = struct.Struct(">q")
+_TURN_SUM_AT: Final = _MARK_SUM_AT + _COUNTER_AND_SUM.size
+_READING_AGAIN_AT: Final = _TURN_SUM_AT + _SUM.size
 
 
 class TimerMark(msgspec.Struct, frozen=True):
@@ -70,6 +87,11 @@ class Turn(msgspec.Struct, frozen=True):
     counter: int = 0
 
 
+def _sum(data: bytes) -> int:
+    """A checksum, never 0."""
+    return crc32(data) | 1 << 32
+
+
 class TimerCheck:
     """The file, mapped. The flush thread calls `write`, and may hold up `turn_back` for as long as that takes."""
 
@@ -83,15 +105,43 @@ class TimerCheck:
         except OSError:
             os.close(self._fd)
             raise
+        self._path = path
+        self.mark, self.reading, self.turn = self._load_mark(), self._load_reading(), self._load_turn()
+        self._marked: Turn | None = None  # that of the last mark that was written
+        self._writing = threading.Lock()
+
+    def _load_mark(self) -> TimerMark:
         read_ms, log_position, queue_offset, _, self._state, self._version_ms, self._counter = (
             max(value, 0) for value in _FIELDS.unpack_from(self._map)
         )
         done_ms, done = _DONE.unpack_from(self._map, _DONE_AT)
-        self.mark = TimerMark(read_ms, log_position, queue_offset, done if done_ms == read_ms else 0)
-        self.reading = Reading(*_READING.unpack_from(self._map, _READING_AT))
-        self.turn = Turn(*_TURN.unpack_from(self._map, _TURN_AT))
-        self._marked: Turn | None = None  # that of the last mark that was written
-        self._writing = threading.Lock()
+        counter, known = _COUNTER_AND_SUM.unpack_from(self._map, _MARK_SUM_AT)
+        if counter == self._counter and self._is_damaged(self._mark_bytes(), known, "how far timers were brought"):
+            return TimerMark()
+        return TimerMark(read_ms, log_position, queue_offset, done if done_ms == read_ms else 0)
+
+    def _load_reading(self) -> Reading:
+        again = self._map[_READING_AGAIN_AT : _READING_AGAIN_AT + _READING.size]
+        (known,) = _SUM.unpack_from(self._map, _READING_AGAIN_AT + _READING.size)
+        if self._is_damaged(again, known, "which timers were being read"):
+            return Reading()
+        return Reading(*_READING.unpack(again) if known else _READING.unpack_from(self._map, _READING_AT))
+
+    def _load_turn(self) -> Turn:
+        fields = self._map[_TURN_AT : _TURN_AT + _TURN.size]
+        (known,) = _SUM.unpack_from(self._map, _TURN_SUM_AT)
+        if self._is_damaged(fields, known, "how timers went back with the clock"):
+            return Turn()
+        return Turn(*_TURN.unpack(fields))
+
+    def _is_damaged(self, data: bytes, known: int, what: str) -> bool:
+        is_damaged = known not in (0, _sum(data))
+        if is_damaged:
+            log.error("%s is damaged: %s is found out anew, and some may come twice", self._path, what)
+        return is_damaged
+
+    def _mark_bytes(self) -> bytes:
+        return self._map[: _FIELDS.size] + self._map[_DONE_AT : _DONE_AT + _DONE.size]
 
     @property
     def read_ms(self) -> int:
@@ -109,6 +159,7 @@ class TimerCheck:
             self._version_ms = now_ms
             self._map[: _FIELDS.size] = self._encode(mark)
             _DONE.pack_into(self._map, _DONE_AT, mark.read_ms, mark.done)
+            _COUNTER_AND_SUM.pack_into(self._map, _MARK_SUM_AT, self._counter, _sum(self._mark_bytes()))
             os.fdatasync(self._fd)
             self.mark, self._marked = mark, turn
 
@@ -120,27 +171,32 @@ class TimerCheck:
         """Notes that reading goes back, on disk. Raises OSError, and then nothing is changed."""
         with self._writing:
             turn = Turn(position, until_ms, to_ms, self._counter)
-            fields = _TURN.pack(turn.position, turn.until_ms, turn.to_ms, turn.counter)
-            before = self._map[_READING_AT : _TURN_AT + _TURN.size]
-            self._map[_READING_AT : _TURN_AT + _TURN.size] = _READING.pack(to_ms, 0, 0) + fields
+            before = self._map[:]
+            self._note_turn(turn)
+            self.note(to_ms, 0, 0)
             try:
                 os.fdatasync(self._fd)
             except OSError:
-                self._map[_READING_AT : _TURN_AT + _TURN.size] = before
+                self._map[:] = before
                 raise
             self.turn = turn
+
+    def _note_turn(self, turn: Turn) -> None:
+        fields = _TURN.pack(turn.position, turn.until_ms, turn.to_ms, turn.counter)
+        self._map[_TURN_AT : _TURN_AT + _TURN.size] = fields
+        _SUM.pack_into(self._map, _TURN_SUM_AT, _sum(fields))
 
     def units_end(self, position: int) -> None:
         """The timer log was cut at a position: units that are put from there on are not done. Raises OSError."""
         turn = self.turn
         if position < turn.position:
             self.turn = Turn(position, turn.until_ms, turn.to_ms, turn.counter)
-            _TURN.pack_into(self._map, _TURN_AT, position, turn.until_ms, turn.to_ms, turn.counter)
+            self._note_turn(self.turn)
             os.fdatasync(self._fd)
 
     def settle(self, reading: Reading) -> None:
         """Replaces what was noted by what recovery made of it, on disk. Raises OSError."""
-        _READING.pack_into(self._map, _READING_AT, reading.slot_ms, reading.done, reading.log_end_offset)
+        self.note(reading.slot_ms, reading.done, reading.log_end_offset)
         os.fdatasync(self._fd)
 
     def encoded(self) -> bytes:
@@ -154,7 +210,10 @@ class TimerCheck:
         )  # fmt: skip
 
     def note(self, slot_ms: int, done: int, log_end_offset: int) -> None:
-        _READING.pack_into(self._map, _READING_AT, slot_ms, done, log_end_offset)
+        data = _READING.pack(slot_ms, done, log_end_offset)
+        self._map[_READING_AT : _READING_AT + _READING.size] = data  # where older versions look for it
+        data += _SUM.pack(_sum(data))
+        self._map[_READING_AGAIN_AT : _READING_AGAIN_AT + len(data)] = data
 
     def close(self) -> None:
         self._map.close()

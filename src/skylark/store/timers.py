@@ -124,7 +124,10 @@ class TimerStore:
 
     def _first_slot_ms(self, now_ms: int) -> int:
         """Where to begin reading without a mark: a process that died before its first one may have left timers."""
-        return min([now_ms, *(unit.slot_ms for unit in self._log.scan(self._log.start))])
+        first_ms = min((unit.slot_ms for unit in self._log.scan(self._log.start)), default=now_ms)
+        if first_ms < now_ms:
+            log.warning("there is no mark of how far timers were read: some may come twice")
+        return min(first_ms, now_ms)
 
     def _recover_log(self, *, rebuild: bool) -> None:
         """Finds the end of the timer log, and brings the slots in line with the units since the last mark."""
@@ -366,8 +369,8 @@ class TimerStore:
                 due.is_whole = True
                 break
             unit = self._log.unit(due.rest)
-            # The chain leads backwards; anything else is damage, and might lead round and round.
-            if unit is None or unit.previous >= due.rest:
+            # The chain leads backwards, within its slot; anything else is damage, and might lead round and round.
+            if unit is None or unit.previous >= due.rest or self._floor(unit.slot_ms) != due.time_ms:
                 log.error("the timer log is damaged at %d: the timers of %d are searched for", due.rest, due.time_ms)
                 self._search_timers(due)
                 break
