@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from skylark.wire.message import PROPERTY_POP_CK, PROPERTY_REAL_TOPIC, PROPERTY_
 from skylark.wire.records import decode_records, encode_host
 from skylark.wire.tables import SubscriptionGroupConfig, TopicConfig
 from skylark.wire.typed import encode_header
+from store.small_store import finish_deleting
 
 START_MS = 1_700_000_000_000
 HOST = encode_host("10.0.0.1", 10911)
@@ -120,9 +121,10 @@ class PopBroker:
     def make_topic_anew(self) -> None:
         """Deletes the topic as an operator does, and creates it again."""
 
-        def forget(name: str) -> None:
-            self.store.delete_topic(name)
-            self.popping.forget_topic(name)
+        def forget(names: Collection[str]) -> None:
+            self.store.delete_topics(names)
+            finish_deleting(self.store)
+            self.popping.forget_topics(names)
 
         async def published() -> None:
             pass
@@ -132,7 +134,7 @@ class PopBroker:
         request = Frame(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})
         answer = serve[request.code](request, cast(Connection, _Peer()))
         assert isinstance(answer, Coroutine)
-        answer.close()  # it would only wait for the tables, which are written already
+        asyncio.run(answer)
         self.topics.put(TopicConfig(TOPIC, read_queue_nums=1, write_queue_nums=1))
 
     def save(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -327,6 +328,30 @@ def test_queues_of_topics_that_are_gone_are_deleted(broker: SmallBroker) -> None
         broker.send(topic)
     assert broker.ask(RequestCode.CLEAN_UNUSED_TOPIC).code == ResponseCode.SUCCESS
     assert {topic for topic, _ in broker.store.queues()} == {"T", "SCHEDULE_TOPIC_XXXX"}
+
+
+def test_many_such_topics_take_turns(broker: SmallBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        broker.send(f"gone{number:02}")
+    turns: list[list[str]] = []
+    delete = broker.store.delete_topics
+
+    class Watched:
+        """The store, which tells how many topics it deletes at once; meanwhile somebody makes one of them anew."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(broker.store, name)
+
+        def delete_topics(self, topics: list[str]) -> bool:
+            turns.append(topics)
+            broker.topic("gone30")
+            return delete(topics)
+
+    admin = cast(Any, broker.handlers[RequestCode.CLEAN_UNUSED_TOPIC]).__self__
+    monkeypatch.setattr(admin, "_store", Watched())
+    assert broker.ask(RequestCode.CLEAN_UNUSED_TOPIC).code == ResponseCode.SUCCESS
+    assert [len(topics) for topics in turns] == [16, 15, 8]
+    assert broker.store.topics() == {"gone30"}
 
 
 def test_expired_segments_are_deleted_at_any_hour(broker: SmallBroker) -> None:

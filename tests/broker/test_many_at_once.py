@@ -39,16 +39,18 @@ def peer(name: str, host: str = "10.0.0.1") -> Connection:
 class Held:
     """A handler that does one request after the other only when it is let."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = CODE) -> None:
         self.begun: list[str] = []
+        self.ended: list[str] = []
         self.ends: list[asyncio.Future[None]] = []
         self._lines = Lines()
-        self.handler = self._lines.in_line({CODE: self._handle}, [CODE])[CODE]
+        self.handler = self._lines.in_line({code: self._handle}, [code])[code]
 
     async def _handle(self, request: Frame, connection: Connection) -> Frame:
         self.begun.append(repr(connection))
         self.ends.append(asyncio.get_running_loop().create_future())
         await self.ends[-1]
+        self.ended.append(repr(connection))
         return request.reply()
 
     def ask(self, connection: Connection) -> asyncio.Task[Frame]:
@@ -101,6 +103,27 @@ def test_a_host_of_ipv6_has_one_line_for_all_its_addresses() -> None:
             await turns()
         assert [task.result().code for task in (*asked, other)] == [0, 0, 0, 0]
         assert held.hosts == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", lines.CHANGES)
+def test_a_change_that_was_begun_goes_on_in_its_place_when_its_client_is_gone(code: int) -> None:
+    async def run() -> None:
+        held = Held(code)
+        gone = [FakeConnection(name) for name in "ab"]
+        asked = [held.ask(connection.as_connection) for connection in gone]
+        await turns()
+        for connection, task in zip(gone, asked, strict=True):
+            connection.is_open = False
+            task.cancel()
+        last = held.ask(peer("c"))
+        await turns()
+        assert (held.begun, held.ended) == (["a"], [])
+        await held.end()
+        assert (held.begun, held.ended) == (["a", "c"], ["a"])
+        await held.end()
+        assert (last.result().code, held.ended, held.hosts) == (0, ["a", "c"], 0)
 
     asyncio.run(run())
 

@@ -189,7 +189,7 @@ def test_rooms_of_what_is_gone_or_settled_are_free(
     orders.clean(broker.topics, broker.groups, START_MS)
     assert (orders.get(TOPIC, GROUP, 0), orders.get(TOPIC, GROUP, 1)) == (held, None)
     assert orders.has_room(TOPIC, GROUP, 2, "a")
-    orders.remove_topic(TOPIC)
+    orders.remove_topics([TOPIC])
     orders.put("other", GROUP, 0, held, "a")
     orders.save()
     again = Orders(tmp_path)

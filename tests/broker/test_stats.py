@@ -132,7 +132,7 @@ def test_deleted_topics_and_groups_are_forgotten() -> None:
     stats.got("H", "U", 1, 1)
     stats.sent_back("G", "U")
     stats.dead_letter("G", "U")
-    stats.forget_topic("T")
+    stats.forget_topics(["T"])
     stats.forget_group("G")
     assert stats.view("TOPIC_PUT_NUMS", "T") is None
     assert stats.view("GROUP_GET_NUMS", "T@G") is None

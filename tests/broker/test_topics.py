@@ -17,7 +17,15 @@ from skylark.broker.attributes import TOPIC_ATTRIBUTES, BadAttribute, alter, par
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
 from skylark.broker.static_topics import StaticTopics
-from skylark.broker.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, Topics, handlers, validate_topic
+from skylark.broker.topics import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TOPICS_PER_TURN,
+    Topics,
+    handlers,
+    validate_topic,
+)
 from skylark.net.connection import Connection, RequestFailed
 from skylark.wire import fastjson
 from skylark.wire.bodies import BadBody, TopicConfigs, encode_body
@@ -56,7 +64,7 @@ class Bench:
         self.deleted: list[str] = []
         self.published_topics: list[int] = []
         self.static_topics = StaticTopics(directory, "broker-a", lambda: 1_700_000_000_000)
-        self.serve = handlers(self.topics, self.offsets, self.deleted.append, self.published, self.static_topics)
+        self.serve = handlers(self.topics, self.offsets, self.deleted.extend, self.published, self.static_topics)
 
     async def published(self) -> None:
         self.published_topics.append(len(self.topics))
@@ -350,6 +358,31 @@ class TestDelete:
         assert "T" not in bench.topics
         assert "%RETRY%g_U" in bench.topics
         assert bench.offsets.query("g", "T", 0) == -1
+
+    def test_takes_turns_with_many_retry_topics(self, bench: Bench) -> None:
+        groups = [f"g{number}" for number in range(60)]
+        bench.topics.put(TopicConfig("T"), *(TopicConfig(f"%RETRY%{group}+T") for group in groups))
+        for group in groups:
+            bench.offsets.commit(group, "T", 0, 5, "peer")
+        turn, deleted = 0, bench.deleted
+
+        async def delete() -> None:
+            nonlocal turn
+            answer = bench.serve[self.code](Frame(self.code, {"topic": "T"}), PEER)
+            assert isinstance(answer, Coroutine)
+            deleting = asyncio.create_task(answer)
+            while not deleting.done():
+                turn += 1
+                before = len(deleted)
+                await asyncio.sleep(0)
+                assert len(deleted) - before <= TOPICS_PER_TURN + 1
+                assert ("T" in bench.topics) == (bench.offsets.query("g0", "T", 0) == 5), "both at once, and last"
+            assert (await deleting).code == 0
+
+        asyncio.run(delete())
+        assert turn > 3
+        assert (len(deleted), deleted[-1]) == (61, "T")
+        assert not bench.offsets.groups_of("T")
 
     @pytest.mark.parametrize("name", ["../../x", "..", "TBW102", "rmq_sys_x"])
     def test_refuses_what_is_not_the_users(self, bench: Bench, name: str) -> None:

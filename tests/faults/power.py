@@ -3,7 +3,8 @@
 `Disk` stands before `os.fdatasync` and `os.fsync` and keeps a copy of each file, and of the names in each directory, as
 they were at their last sync. `cut` makes a directory from the copies: a file has its copy, with a random subset of the
 4 KiB pages or 512 byte sectors that were written since, and a random choice of its two sizes; a name that was added,
-removed or given to another file since is there or not, each by itself.
+removed or given to another file since is there or not, each by itself. A directory that got another name counts as two
+such: it may be found under both, or none.
 
 `live_through` lets a `Life`, a store or a broker in a directory, go on from one cut to the next. Some of the cuts are
 kills: the process is gone, and its files stay as they are, what was not synced still at the mercy of the next cut.
@@ -24,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from skylark.store.aside import Aside
 from skylark.store.index import IndexFile
 from skylark.store.lock import DirectoryLock
 from skylark.store.segments import Segment
@@ -211,6 +213,7 @@ def live_through(
         directory = Path(mkdtemp(dir=MEMORY))
         with monkeypatch.context() as patch:
             disk = Disk(patch, chance)
+            patch.setattr(Aside, "start", lambda aside: None)  # a life does what this thread does
             gc.disable()
             try:
                 begin(directory, disk, chance).run(CUTS_A_LIFE)

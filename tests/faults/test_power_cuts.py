@@ -138,8 +138,11 @@ class StoreLife(Life):
         store = self._store or self._open()
         self.now_ms += chance.randrange(2000)
         what = chance.random()
-        if what < 0.75:
+        if what < 0.7:
             chance.choice(self._oracles).use(chance, self.now_ms)
+        elif what < 0.75:
+            for _ in range(chance.choice((1, 2, 5))):
+                store._queues.aside.turn()
         elif what < 0.9:
             if store._flusher.flush_log():
                 self._oracles[0].flushed()

@@ -41,6 +41,12 @@ def small_store(root: Path, **changes: Any) -> Iterator[Store]:
         store.close()
 
 
+def finish_deleting(store: Store) -> None:
+    """Returns when the files of deleted topics are gone."""
+    while store._queues.aside.turn():
+        pass
+
+
 def flushed(store: Store, log_end_offset: int) -> asyncio.Future[None]:
     """Done when the log is on disk up to there."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -138,10 +138,12 @@ def test_the_table_knows_the_queues_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     again = QueueTable(tmp_path, PER_FILE, MappingPool(5))
     assert sorted((queue.topic, queue.queue_id) for queue in again) == [("a", 0), ("a", 3), ("b", 0)]
-    assert again.get(("a", 1)) is None
-    assert again.delete_topic("a")
+    assert again.get("a", 1) is None
+    again.delete_topics(["a"])
+    again.aside.close()
     assert [queue.topic for queue in again] == ["b"]
     assert not (tmp_path / "a").exists()
-    with pytest.raises(StoreError):
-        again.create("../a", 0)
+    for name in ("../a", ".deleted"):
+        with pytest.raises(StoreError):
+            again.create(name, 0)
     assert table.count() == (3, 3, 3)

@@ -27,6 +27,7 @@ from store.small_store import (
     drain,
     expected_bodies,
     fill,
+    finish_deleting,
     small_config,
     small_store,
 )
@@ -36,6 +37,7 @@ FOREVER = (0, 1 << 60)
 
 def crash(store: Store, target: Path) -> Path:
     """The directory as a killed process leaves it: everything written, nothing closed."""
+    finish_deleting(store)  # what is copied must not go meanwhile
     shutil.copytree(store.config.root, target)
     assert (target / "abort").exists()
     return target

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from skylark.store import Store
 from skylark.wire.message import Message
 from skylark.wire.records import BatchPart, decode_record, encode_properties
-from store.small_store import START_MS, small_config
+from store.small_store import START_MS, finish_deleting, small_config
 
 queues = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1))
 
@@ -62,6 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.generation += 1
         root = self.directory / str(self.generation)
+        finish_deleting(self.store)  # what is copied must not go meanwhile
         shutil.copytree(self.store.config.root, root)
         old = self.store
         self.open(root)

@@ -20,7 +20,8 @@ from skylark.broker.offsets import Offsets
 from skylark.broker.progress import Progress
 from skylark.broker.stats import Rate, Stats, Totals
 from skylark.broker.timers import NO_TIMERS
-from skylark.broker.topics import SCHEDULE_TOPIC, Topics
+from skylark.broker.topics import SCHEDULE_TOPIC, TOPICS_PER_TURN, Topics
+from skylark.broker.turns import next_turn
 from skylark.config import properties
 from skylark.config.apache_keys import BROKER_KEYS
 from skylark.config.properties import ConfigError
@@ -202,19 +203,18 @@ class Admin:
         log.warning("%r deletes expired files at any hour: %s", connection, self._store.clean(self._clock()))
         return request.reply()
 
-    def _clean_unused_topics(self, request: Frame, connection: Connection) -> Frame:
+    async def _clean_unused_topics(self, request: Frame, connection: Connection) -> Frame:
         """Deletes the queues of topics that are gone from the topic table."""
-        for topic in self.unused_topics():
-            log.warning("%r deletes the queues of %s, which is no topic any more", connection, topic)
-            self._store.delete_topic(topic)
+        found = sorted(filter(self._is_unused, self._store.topics()))
+        for at in range(0, len(found), TOPICS_PER_TURN):
+            some = [topic for topic in found[at : at + TOPICS_PER_TURN] if self._is_unused(topic)]
+            log.warning("%r deletes the queues of what are no topics any more: %s", connection, ", ".join(some))
+            self._store.delete_topics(some)
+            await next_turn()
         return request.reply()
 
-    def unused_topics(self) -> list[str]:
-        return sorted(
-            topic
-            for topic in {topic for topic, _ in self._store.queues()}
-            if topic not in self._topics and not self._topics.is_system(topic)
-        )
+    def _is_unused(self, topic: str) -> bool:
+        return topic not in self._topics and not self._topics.is_system(topic)
 
 
 def _parse_settings(body: bytes) -> dict[str, str]:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -237,8 +237,7 @@ class Broker:
 
         Retry topics and dead letters are the broker's own to make. A crash may come before their table is written.
         """
-        names = {name for name, _ in self._store.queues()}
-        unknown = {name for name in names if name not in self._topics and not is_internal(name)}
+        unknown = {name for name in self._store.topics() if name not in self._topics and not is_internal(name)}
         queues: dict[str, int] = {}
         for name, queue_id in self._store.queues() if unknown else ():
             if name in unknown and self._store.max_offset(name, queue_id):
@@ -279,7 +278,7 @@ class Broker:
             **self._filter_servers.handlers(),
             **self._popping.handlers(),
             **self._assignments.handlers(),
-            **topics.handlers(self._topics, self._offsets, self._forget_topic, published, self._static_topics),
+            **topics.handlers(self._topics, self._offsets, self._forget_topics, published, self._static_topics),
             **groups.handlers(self._groups, self._offsets),
             **offsets.handlers(self._offsets, beginnings.find, self._topics, self._has_queue, self._groups),
             **locks.handlers(queue_locks, steady_clock_ms),
@@ -315,10 +314,10 @@ class Broker:
         entry = self._store.entry(topic, queue_id, offset)
         return None if entry is None else self._store.record_at(entry.log_offset, entry.size_bytes)
 
-    def _forget_topic(self, name: str) -> None:
-        self._store.delete_topic(name)
-        self._popping.forget_topic(name)
-        self._stats.forget_topic(name)
+    def _forget_topics(self, names: Collection[str]) -> None:
+        self._store.delete_topics(names)
+        self._popping.forget_topics(names)
+        self._stats.forget_topics(names)
 
     def _queues_moved(self, name: str) -> None:
         """Pulls that wait for a logical queue may have to go on at another broker."""

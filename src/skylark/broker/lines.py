@@ -4,14 +4,16 @@ Such a request goes over many queues, groups or topics, and gathers an answer of
 ask for thousands of them at once in a few bytes each. Side by side they would hold thousands of unfinished answers, and
 copies of tables; in line they hold their frames. Each is done when its peer has taken the answers before it: one that
 asks for several at once gets all of them, however large they are.
+
+What was begun of a change goes on to its end, and has its place in line as long, also when its client is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,9 +36,18 @@ LONG: Final = frozenset((
     RequestCode.QUERY_CORRECTION_OFFSET, RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, RequestCode.GET_ALL_PRODUCER_INFO,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.CLONE_GROUP_OFFSET, RequestCode.DELETE_TOPIC_IN_BROKER,
-    RequestCode.QUERY_MESSAGE,
+    RequestCode.CLEAN_UNUSED_TOPIC, RequestCode.QUERY_MESSAGE,
 ))  # fmt: skip
 """Requests whose work grows with what the broker has, or with what they ask for."""
+
+CHANGES: Final = frozenset((
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.CLONE_GROUP_OFFSET, RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.CLEAN_UNUSED_TOPIC,
+))  # fmt: skip
+"""Those of them of which a part must not be all that is done."""
+
+
+_Waiting = Callable[[Frame, Connection], Coroutine[Any, Any, Frame | None]]
 
 
 class _Line(msgspec.Struct, eq=False):
@@ -51,13 +62,15 @@ class Lines:
         """So many of a host, else MAX_IN_LINE."""
         self._max_in_line = max_in_line
         self._lines: dict[str, _Line] = {}
+        self._changes: set[asyncio.Future[Frame | None]] = set()
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def in_line(self, handlers: Mapping[int, Handler], codes: Iterable[int] = LONG) -> dict[int, Handler]:
         """The handlers, of which those of `codes` stand in line."""
-        return {**handlers, **{code: self._waiting(handlers[code]) for code in codes}}
+        waiting = {code: self._waiting(handlers[code]) for code in codes}
+        return {**handlers, **waiting, **{code: self._to_the_end(waiting[code]) for code in CHANGES & waiting.keys()}}
 
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncIterator[None]:
@@ -84,7 +97,21 @@ class Lines:
             if not line.length:
                 del self._lines[key]
 
-    def _waiting(self, handler: Handler) -> Handler:
+    def _to_the_end(self, handler: _Waiting) -> Handler:
+        async def answer(request: Frame, connection: Connection) -> Frame | None:
+            change = asyncio.ensure_future(handler(request, connection))
+            self._changes.add(change)
+            change.add_done_callback(self._ended)
+            return await asyncio.shield(change)
+
+        return answer
+
+    def _ended(self, change: asyncio.Future[Frame | None]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # looked at: there may be nobody else
+
+    def _waiting(self, handler: Handler) -> _Waiting:
         async def answer(request: Frame, connection: Connection) -> Frame | None:
             refuse_large_body(request)
             with self._place(connection.peer[0]) as line:
@@ -93,7 +120,9 @@ class Lines:
                     async with line.turn:
                         for _ in range(_TURNS_TO_WRITE):
                             await asyncio.sleep(0)
-                        if connection.is_writable or not connection.is_open:
+                        if not connection.is_open:
+                            return None  # nobody waits for it
+                        if connection.is_writable:
                             given = handler(request, connection)
                             return given if given is None or isinstance(given, Frame) else await given
 

@@ -13,7 +13,7 @@ as long as its messages are in somebody's hands. A queue that is in the table ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -232,9 +232,9 @@ class Orders:
     def topics(self) -> set[str]:
         return {topic for topic, _ in self._infos.rows}
 
-    def remove_topic(self, name: str) -> None:
-        """Forgets a deleted topic: one that is made under its name has other messages at the same offsets."""
-        for key in [key for key in self._infos.rows if key[0] == name]:
+    def remove_topics(self, names: Collection[str]) -> None:
+        """Forgets deleted topics: one that is made under such a name has other messages at the same offsets."""
+        for key in [key for key in self._infos.rows if key[0] in names]:
             self._forget(key)
 
     def clean(self, topics: Topics, groups: Groups, now_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -95,8 +95,8 @@ class Popping:
         """
         self.held.save(lambda: self._capture(now_ms))
 
-    def forget_topic(self, name: str) -> None:
-        self._orders.remove_topic(name)
+    def forget_topics(self, names: Collection[str]) -> None:
+        self._orders.remove_topics(names)
 
     def _capture(self, now_ms: int) -> _Tables:
         self._revive.commit()

@@ -94,7 +94,7 @@ def recover(store: Store, progress: PopProgress, offsets: Offsets, orders: Order
     count = 0
     for topic in orders.topics():
         if 0 < progress.rest_from <= store.deleted_offset(topic):
-            orders.remove_topic(topic)  # it was deleted after the table was written
+            orders.remove_topics((topic,))  # it was deleted after the table was written
     for record in store.scan(max(progress.copies_from, store.log_min_offset)):
         topic = record.topic
         if topic.startswith(_COPIES):

@@ -119,7 +119,7 @@ class Queries:
         """The raw entries of a queue, for whoever wants to know why a message is not delivered."""
         header = decode_header(QueryConsumeQueue, request)
         topic, queue_id = header.topic or "", header.queue_id
-        if (topic, queue_id) not in self._store.queues():
+        if not self._store.has_queue(topic, queue_id):
             raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         queue = ConsumeQueue(
             min_queue_index=self._store.min_offset(topic, queue_id),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from datetime import datetime
 from typing import Final, Generic, TypeVar
 
@@ -372,11 +372,11 @@ class Stats:
             return None
         return counter.sized() if name.endswith("SIZE") else counter.counted()
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic was deleted."""
-        self._puts.forget([topic])
+    def forget_topics(self, topics: Collection[str]) -> None:
+        """The topics were deleted."""
+        self._puts.forget(topics)
         for table in self._by_group:
-            table.forget([key for key in table.table if key[0] == topic])
+            table.forget([key for key in table.table if key[0] in topics])
 
     def forget_group(self, group: str) -> None:
         """The group was deleted."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
 from skylark.broker.static_topics import BadMapping, StaticTopics
 from skylark.broker.table_writer import EntryTable, not_written
-from skylark.broker.turns import beside, steps
+from skylark.broker.turns import beside, next_turn, steps
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.net.request_bodies import request_body
 from skylark.store.tables import TopicTable, load
@@ -79,6 +79,8 @@ FORBIDDEN_SEND_TOPICS: Final = frozenset(
 MAX_AUTO_CREATED_TOPICS: Final = 50_000
 MAX_TOPICS: Final = 2 * MAX_AUTO_CREATED_TOPICS
 """However they come into being: what consumers need finds room when senders have none left. A topic takes 1 KB."""
+TOPICS_PER_TURN: Final = 16
+"""That are deleted: their directories are renamed, and the change of names is brought to disk in another thread."""
 _PAGE_TOPICS: Final = 2_000
 _MAX_NAME_LENGTH: Final = 127
 MAX_RETRY_NAME_LENGTH: Final = 255
@@ -327,11 +329,11 @@ class _AllTopics(msgspec.Struct, rename="camel"):
 def handlers(
     topics: Topics,
     offsets: Offsets,
-    delete_queues: Callable[[str], None],
+    delete_queues: Callable[[Collection[str]], None],
     published: Callable[[], Awaitable[None]],
     static_topics: StaticTopics,
 ) -> dict[int, Handler]:
-    """`delete_queues(topic)` lets the store forget the queues of a topic; `published()` waits for the name servers."""
+    """`delete_queues(topics)` lets the store forget the queues of topics; `published()` waits for the name servers."""
     requests = _TopicRequests(topics, offsets, delete_queues, published, static_topics)
     return {
         RequestCode.UPDATE_AND_CREATE_TOPIC: requests.update,
@@ -349,7 +351,7 @@ class _TopicRequests:
         self,
         topics: Topics,
         offsets: Offsets,
-        delete_queues: Callable[[str], None],
+        delete_queues: Callable[[Collection[str]], None],
         published: Callable[[], Awaitable[None]],
         static_topics: StaticTopics,
     ) -> None:
@@ -412,20 +414,7 @@ class _TopicRequests:
         name = decode_header(DeleteTopic, request).topic
         log.info("%r deletes topic %s", connection, name)
         self._check_name(name)
-        # A topic that consumers popped from has a retry topic for each of their groups, under one of two names.
-        retry_topics = [
-            retry_topic
-            for group in self._offsets.groups_of(name)
-            for retry_topic in (f"{RETRY_PREFIX}{group}+{name}", f"{RETRY_PREFIX}{group}_{name}")
-            if retry_topic in self._topics
-        ]
-        try:
-            self._offsets.remove_topics({name, *retry_topics})
-        except OSError as e:
-            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"{name} is not deleted, its offsets are kept: {e}") from e
-        for each in (*retry_topics, name):
-            self._delete(each)
-        return self._when_written(request, f"{name} is deleted, but comes back with the next start")
+        return self._delete(request, name)
 
     def get_all(self, request: Frame, _: Connection) -> Awaitable[Frame]:
         version = self._topics.data_version
@@ -575,7 +564,29 @@ class _TopicRequests:
             raise not_written(otherwise, e) from e
         return request.reply()
 
-    def _delete(self, name: str) -> None:
-        self._topics.delete(name)
-        self._static_topics.delete(name)
-        self._delete_queues(name)
+    async def _delete(self, request: Frame, name: str) -> Frame:
+        # A topic that consumers popped from has a retry topic for each of their groups, under one of two names.
+        retry_topics = [
+            retry_topic
+            for group in self._offsets.groups_of(name)
+            for retry_topic in (f"{RETRY_PREFIX}{group}+{name}", f"{RETRY_PREFIX}{group}_{name}")
+            if retry_topic in self._topics
+        ]
+        at = 0
+        while len(retry_topics) - at > TOPICS_PER_TURN:
+            self._forget(retry_topics[at : at + TOPICS_PER_TURN])
+            at += TOPICS_PER_TURN
+            await next_turn()
+        # What is left goes in one step, so that no group commits an offset of a topic that is gone.
+        try:
+            self._offsets.remove_topics({name, *retry_topics})
+        except OSError as e:
+            raise RequestFailed(ResponseCode.SYSTEM_ERROR, f"{name} is not deleted, its offsets are kept: {e}") from e
+        self._forget([*retry_topics[at:], name])
+        return await self._when_written(request, f"{name} is deleted, but comes back with the next start")
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name in names:
+            self._topics.delete(name)
+            self._static_topics.delete(name)
+        self._delete_queues(names)

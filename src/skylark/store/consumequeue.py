@@ -12,20 +12,24 @@ opening a queue reads a few entries of its last file only.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import shutil
 import struct
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from skylark.store.api import DiskFull, QueueEntry, StoreError
+from skylark.store.aside import DELETED, Aside
 from skylark.store.queue_ext import EXT_DIRECTORY, ExtUnits, is_address
 from skylark.store.segments import MappingPool, Segment, file_name, list_bases, store_error, sync_directory
 from skylark.wire.records import topic_field
+
+log = logging.getLogger(__name__)
 
 ENTRY_BYTES: Final = 20
 ENTRY = struct.Struct(">qiq")
@@ -320,41 +324,53 @@ class QueueTable:
 
     def __init__(self, directory: Path, entries_per_file: int, pool: MappingPool) -> None:
         self.directory = directory
+        self.aside = Aside(directory, directory.with_name(EXT_DIRECTORY))
         self._entries_per_file = entries_per_file
         self._pool = pool
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self.get = self._queues.get
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         if directory.is_dir():
             for topic in directory.iterdir():
-                for queue in topic.iterdir() if topic.is_dir() else ():
+                for queue in topic.iterdir() if topic.is_dir() and topic.name != DELETED else ():
                     if queue.name.isdigit() and queue.is_dir():
                         self.create(topic.name, int(queue.name))
 
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        queues = self._topics.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
     def __iter__(self) -> Iterator[ConsumeQueue]:
-        return iter(list(self._queues.values()))
+        return iter([queue for queues in self._topics.values() for queue in queues.values()])
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return sum([len(queues) for queues in self._topics.values()])
+
+    def __contains__(self, queue: ConsumeQueue) -> bool:
+        """Whether its topic was not deleted."""
+        return self.get(queue.topic, queue.queue_id) is queue
+
+    @property
+    def topics(self) -> KeysView[str]:
+        return self._topics.keys()
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, new if there is none yet. Its files come with its first entry."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self.get(topic, queue_id)
         if queue is None:
             # The name becomes a directory: whatever the broker lets through, it must stay below ours.
-            if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or len(topic.encode()) > 255:
+            if not topic or "/" in topic or "\0" in topic or topic in (".", "..", DELETED) or len(topic.encode()) > 255:
                 raise StoreError(f"{topic[:300]!r} cannot be the name of a topic")
             directory = self.directory / topic / str(queue_id)
             try:
                 queue = ConsumeQueue(topic, queue_id, directory, self._entries_per_file, self._pool)
             except OSError as error:
                 raise store_error(error, f"cannot open {directory}") from error
-            self._queues[topic, queue_id] = queue
+            self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
 
     def find_ext(self, code_of: Callable[[int], int]) -> None:
         """Lets queues find tag codes that Apache's broker has kept elsewhere; see `queue_ext`."""
         units = self.directory.with_name(EXT_DIRECTORY)
-        for queue in self._queues.values():
+        for queue in self:
             directory = units / queue.topic / str(queue.queue_id)
             ends = (queue.entry(queue.min_offset), queue.entry(queue.max_offset - 1))
             if directory.is_dir() or any(entry is not None and is_address(entry.tag_code) for entry in ends):
@@ -363,30 +379,52 @@ class QueueTable:
 
     def count(self) -> tuple[int, int, int]:
         """How many queues have had entries, how many those were, and for how many of them there are files."""
-        used = [queue for queue in self._queues.values() if queue.max_offset]
+        used = [queue for queue in self if queue.max_offset]
         entries = sum(queue.max_offset for queue in used)
         return len(used), entries, entries - sum(queue.first_stored_offset for queue in used)
 
     def remove(self, queue: ConsumeQueue) -> None:
-        """Forgets one queue and deletes its files, as `delete_topic` does."""
-        del self._queues[queue.topic, queue.queue_id]
+        """Forgets one queue and deletes its files, for good: a power loss brings none of them back."""
+        queues = self._topics[queue.topic]
+        del queues[queue.queue_id]
+        if not queues:
+            del self._topics[queue.topic]
         queue.destroy()
         shutil.rmtree(self.directory.with_name(EXT_DIRECTORY) / queue.topic / str(queue.queue_id), ignore_errors=True)
         with suppress(OSError):
             sync_directory(self.directory / queue.topic)
 
-    def delete_topic(self, topic: str) -> bool:
-        """Forgets the queues of a topic and deletes their files, for good: a power loss brings none of them back."""
-        keys = [key for key in self._queues if key[0] == topic]
-        for key in keys:
-            self._queues.pop(key).destroy()
-        if keys:
-            for directory in (self.directory, self.directory.with_name(EXT_DIRECTORY)):
-                shutil.rmtree(directory / topic, ignore_errors=True)
+    def delete_topics(self, topics: Iterable[str]) -> None:
+        """Forgets all queues of these topics, at once and however many they are. Their files go soon; see `aside`."""
+        found = [topic for topic in topics if topic in self._topics]
+        if not found:
+            return
+        queues = [self._topics.pop(topic) for topic in found]
+        mapped = self._pool.take_below([self.directory / topic for topic in found])
+        for parent in (self.directory, self.directory.with_name(EXT_DIRECTORY)):
+            for topic in found:
+                self._delete(parent / topic)
+        self.aside.add(_let_go(mapped, queues))
+
+    def _delete(self, directory: Path) -> None:
+        try:
+            self.aside.put(directory)
+        except OSError as error:
+            log.warning("%s is deleted file by file, which may take long: %s", directory, error)
+            shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
-                sync_directory(self.directory)
-        return bool(keys)
+                sync_directory(directory.parent)
 
     def destroy(self) -> None:
-        for queue in self:
-            self.delete_topic(queue.topic)
+        self.delete_topics(list(self._topics))
+
+
+def _let_go(mapped: list[Segment], topics: list[dict[int, ConsumeQueue]]) -> Iterator[None]:
+    """What takes time even in memory."""
+    for segment in mapped:
+        segment.close()
+        yield
+    for queues in topics:
+        while queues:
+            queues.popitem()
+            yield

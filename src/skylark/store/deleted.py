@@ -46,11 +46,8 @@ class DeletedTopics:
     def highest(self) -> int:
         return max(self._offsets.values(), default=0)
 
-    def add(self, topic: str, log_offset: int) -> None:
-        """Notes that a topic is deleted now, and brings that to disk. Raises OSError."""
-        self.add_all([topic], log_offset)
-
-    def add_all(self, topics: Collection[str], log_offset: int) -> None:
+    def add(self, topics: Collection[str], log_offset: int) -> None:
+        """Notes that topics are deleted now, and brings that to disk. Raises OSError."""
         is_new = not self._path.exists()
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

@@ -61,7 +61,7 @@ class QueueReader:
         wants: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None,
     ) -> ReadResult:
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         low, high = queue.min_offset, queue.max_offset
@@ -115,7 +115,7 @@ class QueueReader:
 
     def is_cached(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether there is a message at an offset, so new that a read would take it for one in memory."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         entry = queue.entry(offset) if queue is not None else None
         if entry is None or entry.size_bytes == BLANK_SIZE:
             return False

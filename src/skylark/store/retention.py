@@ -195,6 +195,8 @@ class Retention:
         log_min_offset = self._log.min_offset
         for _ in range(min(len(self._followers), _MOST_QUEUES_A_TURN)):
             queue = self._followers.popleft()
+            if queue not in self._queues:
+                continue
             if self._unexpired is not None:
                 self._unexpired.note(queue, log_min_offset)
             report.queue_files += queue.delete_before(log_min_offset)

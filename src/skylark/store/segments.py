@@ -11,7 +11,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -252,6 +252,11 @@ class MappingPool:
             segment, on_evict = found
             on_evict(segment)
             segment.close()
+
+    def take_below(self, directories: Iterable[Path]) -> list[Segment]:
+        """Gives the files below some directories, still mapped, to whoever closes them. Their owners are gone."""
+        starts = tuple(f"{directory}/" for directory in directories)
+        return [self._segments.pop(path)[0] for path in list(self._segments) if str(path).startswith(starts)]
 
     def clear(self) -> None:
         for path in list(self._segments):

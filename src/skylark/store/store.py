@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from librt.strings import BytesWriter
@@ -164,6 +164,7 @@ class Store:
 
     def start_flushing(self) -> None:
         self._flusher.start()
+        self._queues.aside.start()
 
     def _warn_of_little_space(self) -> None:
         """Tells before the first message is refused; blocks may be reserved already, so that it is not sure to be."""
@@ -251,7 +252,7 @@ class Store:
         """The queue to append to, if messages are taken at all."""
         if self._refusal is not None or self._retention.space_refusal is not None:
             raise NotWriteable(self._refusal or self._retention.space_refusal)
-        return self._queues.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        return self._queues.get(topic, queue_id) or self._queues.create(topic, queue_id)
 
     def _make_room(self, queue: ConsumeQueue | None, count: int, log_bytes: int) -> None:
         """Takes blocks for entries of a queue and bytes of the log; what fails is told once, not for each message."""
@@ -374,7 +375,7 @@ class Store:
         return self._reader.is_cached(topic, queue_id, offset)
 
     def entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         return queue.entry(offset) if queue is not None else None
 
     def record_at(self, log_offset: int, size_bytes: int | None = None) -> memoryview | None:
@@ -425,23 +426,23 @@ class Store:
 
     # --- offsets and times --------------------------------------------------------------------------------------------
     def min_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
         """The first message stored at or after a time; with "upper", the last one stored at or before it."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         return self._reader.offset_by_time(queue, timestamp_ms, upper=boundary == "upper") if queue is not None else 0
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """When a message was stored, in ms; -1 when there is no such message."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         return self._reader.entry_time(queue, offset) if queue is not None else -1
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
@@ -449,7 +450,7 @@ class Store:
 
     def offset_behind(self, topic: str, queue_id: int, log_offset: int) -> int:
         """The first message of a queue that lies behind an offset of the log."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
         return queue.first(lambda entry_offset, _: entry_offset > log_offset, queue.min_offset, queue.max_offset)
@@ -474,15 +475,29 @@ class Store:
     def queues(self) -> Iterator[tuple[str, int]]:
         return iter([(queue.topic, queue.queue_id) for queue in self._queues])
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        return self._queues.get(topic, queue_id) is not None
+
+    def topics(self) -> set[str]:
+        """Those that have queues."""
+        return set(self._queues.topics)
+
     def delete_topic(self, topic: str) -> bool:
         """Forgets a topic's queues and their offsets; its records stay in the log until they expire."""
-        if all(queue.topic != topic for queue in self._queues):
+        return self.delete_topics([topic])
+
+    def delete_topics(self, topics: Iterable[str]) -> bool:
+        """The same for some topics, of which one has queues at least; else it says False."""
+        found = [topic for topic in topics if topic in self._queues.topics]
+        if not found:
             return False
         try:
-            self._deleted.add(topic, self._log.end_offset)
+            self._deleted.add(found, self._log.end_offset)
         except OSError as error:
-            log.error("%s is deleted, but may come back if the next start reads the log again: %s", topic, error)
-        return self._queues.delete_topic(topic)
+            names = ", ".join(found)
+            log.error("%s: deleted, but may come back if the next start reads the log again: %s", names, error)
+        self._queues.delete_topics(found)
+        return True
 
     def deleted_offset(self, topic: str) -> int:
         """Where the log ended when the topic was deleted last; 0 if it was not, or the log holds nothing of it."""
@@ -540,6 +555,7 @@ class Store:
         fenced = self._refusal is not None
         self._refusal = _CLOSED
         self._flusher.stop()
+        self._queues.aside.close()
         checkpoint = self._checkpoint
         checkpoint.counted_log_end = self._log.end_offset
         checkpoint.queue_count, checkpoint.queue_entries, checkpoint.stored_entries = self._queues.count()
