@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime
@@ -337,6 +338,10 @@ class LitePullConsumer:
         if self._tracer is not None and hand is not None:
             ConsumeTraces(self._tracer, self._session).handed_out(self.group, hand.messages)
         return hand
+
+    def _interrupted(self, thread: threading.Thread) -> None:
+        """A thread has not seen what it was just given."""
+        self._holding.take_back(thread)
 
     async def _arrival(self) -> None:
         self._ahead.arrived.clear()
