@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from skylark.client.listening import Acked, RetryLater, Suspend
+from skylark.client.listening import Acked, RetryLater, RollBack, Suspend
 
 
 class Undecided:
@@ -114,6 +114,7 @@ WRONG_ANSWERS: dict[str, Callable[[], Any]] = {
     "level below": lambda: RetryLater(-2),
     "level raised": raising(RetryLater(None)),  # type: ignore[arg-type]
     "no seconds": late_suspension,
+    "no pause": lambda: RollBack("soon"),  # type: ignore[arg-type]
     "generator": generator,
     "awaitable": Stops,
 }

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,6 +23,7 @@ from client.misbehaving import (
     cancel_this_task,
 )
 from client.plain import send
+from client.scripted import scripted_cluster
 from client.test_push_consumer import QUICK_RETRIES
 from client.test_transactions import QUICKLY, until_delivered
 from skylark import sync
@@ -37,6 +38,7 @@ from skylark.client.sending import SendContext
 from skylark.client.session import Session
 from skylark.client.transactions import TransactionProducer
 from skylark.testing import LocalCluster
+from skylark.wire.records import decode_properties
 
 NEVER = b"never returns"
 GOOD = [b"good %d" % number for number in range(12)]
@@ -99,6 +101,7 @@ class Naughty:
         {"batch_size": 4},
         {"orderly": True, "suspend_s": 0.01},
         {"orderly": True, "suspend_s": 0.01, "batch_size": 4},
+        {"orderly": True, "suspend_s": 0.01, "auto_commit": False},
         {"model": "broadcasting", "max_reconsume_times": 1},
         {"model": "broadcasting", "orderly": True, "suspend_s": 0.01},
         {"mode": "pop", "orderly": True, "suspend_s": 0.01, "pull_batch_size": 1},
@@ -325,6 +328,61 @@ def test_hooks_and_selectors_of_senders(caplog: pytest.LogCaptureFixture) -> Non
     messages = [record.getMessage() for record in caplog.records]
     assert sum("failed before a send" in each for each in messages) == before.count
     assert sum("failed after a send" in each for each in messages) == after.count
+
+
+class Rewriting(SendHook):
+    """Does to the properties of each message what its body says."""
+
+    ways: ClassVar[dict[bytes, Callable[[SendContext], None]]] = {
+        b"no text": lambda context: context.properties.update(number=5),  # type: ignore[arg-type]
+        b"no name": lambda context: context.properties.update({7: "x"}),  # type: ignore[dict-item]
+        b"splits": lambda context: context.properties.update(text="a\x02KEYS\x01b"),
+        b"others": lambda context: setattr(context, "properties", {"text": "other"}),
+        b"none": lambda context: setattr(context, "properties", None),
+        b"cleared": lambda context: (context.properties.clear(), RAISED["Exception"]())[0],
+    }
+
+    def before_send(self, context: SendContext) -> None:
+        if context.body in self.ways:
+            self.ways[context.body](context)
+
+
+class Adding(SendHook):
+    def before_send(self, context: SendContext) -> None:
+        context.properties["added"] = "yes"
+
+
+def test_hooks_that_make_nonsense_of_the_properties(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with (
+            scripted_cluster("a", orders=1) as cluster,
+            Producer(cluster.namesrv, hooks=[Rewriting(), Adding()], retries=0, timeout_s=DEADLINE_S) as producer,
+        ):
+            for body in [*Rewriting.ways, b"good"]:
+                receipt = await producer.send("orders", body, properties={"own": "kept"})
+                sent = decode_properties(cluster.brokers[0].sends[-1].fields["i"])
+                assert sent == {"own": "kept", "UNIQ_KEY": receipt.msg_id, "added": "yes"}, body
+
+    asyncio.run(main())
+    assert caplog.text.count("failed before a send") == len(Rewriting.ways)
+
+
+def test_a_selector_may_do_what_it_likes_with_the_list_it_is_given() -> None:
+    def take_apart(queues: list[MessageQueue], _: Any) -> MessageQueue:
+        last = queues.pop()
+        queues.clear()
+        return last
+
+    async def main() -> None:
+        async with (
+            scripted_cluster("a", orders=4) as cluster,
+            Producer(cluster.namesrv, timeout_s=DEADLINE_S) as producer,
+        ):
+            queues = await producer.queues("orders")
+            assert (await producer.send("orders", b"m", select=take_apart)).queue == queues[-1]  # type: ignore[arg-type]
+            assert await producer.queues("orders") == queues
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("in_threads", [False, True], ids=["coroutine", "plain"])

@@ -150,16 +150,26 @@ def test_a_process_ends_although_a_plain_listener_does_not() -> None:
 
 def test_what_was_not_called_is_not_given_back_when_the_interpreter_ends() -> None:
     program = """
-        import sys, threading, time
-        from skylark.client import threads
+        import itertools, sys, threading, time
+        from skylark.client import listening, threads
         from skylark.client.sync import Producer, PushConsumer
 
-        entered = threading.Semaphore(0)
+        entered, asked, numbers = threading.Semaphore(0), threading.Event(), itertools.count()
+        check = listening.check_not_ending
+
+        def check_aloud():
+            if threads._is_ending:
+                asked.set()
+            check()
+
+        listening.check_not_ending = check_aloud
 
         def listen(message):
             entered.release()
             while not threads._is_ending:
                 time.sleep(0.01)
+            if next(numbers):
+                asked.wait(1)  # the worker of the other call goes on meanwhile
             print("finished", flush=True)
 
         consumer = PushConsumer(sys.argv[1], group="g", listener=listen, from_where="first", concurrency=2)
@@ -258,11 +268,53 @@ def test_a_lock_is_not_given_back_where_a_thread_goes_on_with_the_queue(caplog: 
         async with cluster_with(1) as (cluster, session, [queue]):
             async with consumer_of(cluster, "g", listen, orderly=True, shutdown_timeout_s=0.01):
                 await eventually(entered.is_set)
+            # It has left the group, and a broker of Skylark's frees what members have locked that leave.
+            assert await members_of(session, "g") == []
+            assert await lock(session, RequestCode.LOCK_BATCH_MQ, "somebody", queue) == set()
             enough.set()
             assert await RemoteOffsets(session, "g").fetch(queue) == 0
 
     asyncio.run(main())
     assert "leaves the locks of 1 queues to expire" in caplog.text
+
+
+def test_queues_without_their_locks_ask_for_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "_RELOCK_S", 0.01)
+
+    async def main() -> None:
+        answered, asked, inbox = asyncio.Event(), 0, Inbox()
+        async with (
+            cluster_with(8, queues=4) as (cluster, _, queues),
+            consumer_of(cluster, "g", inbox, orderly=True, pull_batch_size=1) as consumer,
+        ):
+            member = consumer._member
+            assert member is not None
+            rebalance, turns = member._rebalance, Inbox()
+            renew, relock = rebalance.renew_locks, member._relock
+
+            async def renew_late() -> None:
+                nonlocal asked
+                asked += 1
+                await answered.wait()
+                await renew()
+
+            def relock_noted(queue: MessageQueue) -> None:
+                relock(queue)
+                turns.messages.append(queue)  # type: ignore[arg-type]
+
+            await inbox.wait(8)
+            monkeypatch.setattr(rebalance, "renew_locks", renew_late)
+            monkeypatch.setattr(member.consumption, "_relock", relock_noted)
+            for assignment in member.assignments:
+                assignment.locked_at_ms = None
+            for queue in queues:
+                await send(consumer._session, queue, b"more")
+            await eventually(lambda: len(turns.messages) >= 12)
+            assert asked == 1
+            answered.set()
+            await inbox.wait(12)
+
+    asyncio.run(main())
 
 
 def test_a_lock_that_was_lost_while_a_slot_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,3 +475,18 @@ def test_a_listener_that_holds_up_its_queue_is_told_of_once(
 
     asyncio.run(main())
     assert caplog.text.count("is taking too long, and the queue waits") == 1
+
+
+def test_what_an_operator_had_consumed_ends_with_the_consumer() -> None:
+    async def main() -> None:
+        async with cluster_with(0) as (cluster, _, [queue]):
+            gate, before = Gate(), asyncio.all_tasks()
+            async with consumer_of(cluster, "g", gate, shutdown_timeout_s=0.01) as consumer:
+                assert consumer._member is not None
+                message = Message(topic=queue.topic, body=b"m", broker=queue.broker_name)
+                asking = asyncio.ensure_future(consumer._member.consume_directly(message))
+                await gate.entered.wait(1)
+                asking.cancel()
+            assert [task for task in asyncio.all_tasks() - before if not task.done()] == []
+
+    asyncio.run(main())

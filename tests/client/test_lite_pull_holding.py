@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -281,3 +282,22 @@ def test_a_thread_commits_what_it_iterated_over_and_not_what_it_was_dealt(
         take_three()
     with sync.PullConsumer(cluster.name_servers, group="g") as reader:
         assert reader.committed(queue) == (2 if fails else 3)
+
+
+def test_what_an_interrupted_thread_has_not_seen_comes_again(
+    ten: tuple[LocalCluster, MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, queue = ten
+    with sync.LitePullConsumer(cluster.name_servers, group="g", from_where="first") as consumer:
+        consumer.assign([queue])
+        run = consumer._background.run
+
+        def interrupted(work: Any) -> Any:
+            run(work)
+            raise KeyboardInterrupt  # Ctrl-C, just when the messages were there
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._background, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(DEADLINE_S, 2)
+        assert [message.body for message in consumer.poll(DEADLINE_S, 2)] == [b"0", b"1"]

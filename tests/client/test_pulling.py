@@ -158,3 +158,14 @@ def test_an_answer_is_read_only_as_far_as_its_bodies_fit_into_the_memory() -> No
     assert pulled.next_offset == 113
     plain = b"".join(record(offset) for offset in range(10, 20))
     assert read_answer(answer(ResponseCode.SUCCESS, plain, nextBeginOffset=20), QUEUE, ALL).next_offset == 20
+
+
+@pytest.mark.parametrize("body", [b"", b"longer than before", 5, None])
+def test_a_listener_may_give_its_message_another_body(body: Any) -> None:
+    buffer, limits = Buffer(), Limits(size_bytes=10)
+    [given] = buffer.put([message(0, bytes(11))])
+    assert buffer.is_full(limits)
+    given.body = body
+    assert buffer.finish([given]) == 1
+    assert buffer.size_bytes == 0
+    assert not buffer.is_full(limits)

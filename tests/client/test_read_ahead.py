@@ -203,3 +203,16 @@ def test_queues_take_turns(ahead: ReadAhead) -> None:
         ahead.put(owned, messages(owned.queue, 0, 2), 2)
     assert [hand.owned.queue.queue_id for _ in range(6) if (hand := ahead.take(1))] == [0, 1, 2, 0, 1, 2]
     assert ahead.take(1) is None
+
+
+def test_a_message_that_comes_back_with_another_body_waits_again(ahead: ReadAhead) -> None:
+    owned = ahead.owned[QUEUES[0]]
+    ahead.put(owned, messages(QUEUES[0], 0, 2), 2)
+    hand = ahead.take(1)
+    assert hand is not None
+    hand.messages[0].body = 5  # type: ignore[assignment]
+    ahead.put_back(owned, hand.unsettled())
+    again = ahead.take(2)
+    assert again is not None
+    assert [message.queue_offset for message in again.messages] == [0, 1]
+    assert owned.waiting_bytes == 0

@@ -443,6 +443,12 @@ def test_a_first_send_outlives_the_restart_of_the_name_server() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("key", [(each for each in "ab"), 42], ids=["generator", "number"])
+def test_keys_that_would_be_lost_are_refused(key: Any) -> None:
+    with pytest.raises(InvalidMessage, match="several of them in a list"):
+        check_labels(None, key, None)
+
+
 @pytest.mark.parametrize("key", ["a\tb", "a\u3000b", "a\u00a0b"])
 def test_a_key_stays_one_key(key: str) -> None:
     message = Message(topic="t", body=b"b", properties=OutgoingMessage(b"b", key=[key, "c"]).to_properties())

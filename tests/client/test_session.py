@@ -19,6 +19,7 @@ from skylark.client.errors import ClientClosed, ForkedProcess, NotReachable, Req
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import Message, MessageQueue
 from skylark.client.producer import Producer
+from skylark.client.pull_consumer import PullConsumer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.client.simple_consumer import SimpleConsumer
@@ -481,5 +482,42 @@ def test_a_child_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setattr(os, "getpid", lambda: -1)
                 with pytest.raises(ForkedProcess):
                     await session.routes.get("orders")
+
+    asyncio.run(run())
+
+
+def test_who_asks_for_a_route_while_the_session_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        dialled = asyncio.Event()
+
+        async def dial(*_: object) -> None:
+            dialled.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(pool.Pool, "_dial", dial)
+        consumer = PullConsumer("127.0.0.1:1", "g")
+        await consumer.start()
+        asking = asyncio.create_task(consumer.queues("orders"))
+        await dialled.wait()
+        await consumer.close()
+        with pytest.raises(ClientClosed, match="route of topic 'orders'"):
+            await asking
+
+    asyncio.run(run())
+
+
+def test_the_name_servers_may_change_while_they_are_asked() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", orders=1) as cluster, Session([f"{HOST}:1", cluster.namesrv]) as session:
+            assert session._pool is not None
+            session._name_server = 0
+            ask = session._pool.ask
+
+            async def ask_late(*args: Any) -> Frame:
+                session.name_servers = [cluster.namesrv]  # as the address server says now
+                return await ask(*args)
+
+            session._pool.ask = ask_late  # type: ignore[method-assign]
+            assert (await session.routes.get("orders")).write_queues
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from client.inbox import DEADLINE_S, numbered
 from client.plain import send
-from skylark.client import popping
+from client.test_sync import fill
+from skylark.client import popping, sync
 from skylark.client.errors import InvalidMessage
 from skylark.client.message import Message
 from skylark.client.receipts import Receipts
@@ -168,3 +170,74 @@ def test_options_that_can_not_work_are_refused(options: dict[str, Any], what: st
 
 def test_rocketmqs_names_mean_the_same() -> None:
     assert SimpleConsumer(group="g", from_where="CONSUME_FROM_FIRST_OFFSET")._init_mode == FROM_MIN
+
+
+# The blocking twin, whose threads are dealt many messages at once.
+
+
+@pytest.fixture
+def orders(skylark_cluster: LocalCluster) -> LocalCluster:
+    skylark_cluster.run(lambda: skylark_cluster.create_topic("orders", 1))
+    fill(skylark_cluster, MessageQueue("broker-a", 0, "orders"), *numbered(40))
+    return skylark_cluster
+
+
+def blocking(cluster: LocalCluster, **options: Any) -> sync.SimpleConsumer:
+    consumer = sync.SimpleConsumer(cluster.name_servers, "g", from_where="first", **options)
+    consumer.subscribe("orders")
+    return consumer
+
+
+def test_a_thread_crosses_to_the_loop_once_for_many_messages(
+    orders: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocking(orders) as consumer:
+        run, crossings = consumer._background.run, 0
+
+        def count(work: Any) -> Any:
+            nonlocal crossings
+            crossings += 1
+            return run(work)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._background, "run", count)
+            messages = [next(consumer) for _ in range(40)]
+        assert [message.body for message in messages] == numbered(40)
+        assert crossings <= 5
+        consumer.ack(messages)
+
+
+def test_what_a_thread_was_dealt_is_kept_hidden_and_goes_to_who_waits(orders: LocalCluster) -> None:
+    with blocking(orders) as consumer:
+        assert next(consumer).body == b"m0"
+        inner = consumer._inner
+        [hand] = inner._dealt.values()
+        dealt = [caught.message.body for caught in hand]
+        assert len(dealt) == 15
+        with ThreadPoolExecutor(1) as thread:
+            others = [thread.submit(next, consumer).result(DEADLINE_S).body for _ in range(39)]
+        assert sorted(others) == sorted(numbered(40)[1:])
+        assert not hand
+
+
+def test_what_waited_in_a_thread_for_too_long_is_looked_at_again(orders: LocalCluster) -> None:
+    with blocking(orders, invisible_s=60) as consumer:
+        assert next(consumer).body == b"m0"
+        [hand] = consumer._inner._dealt.values()
+        hand[0].hidden_at_s -= 100.0  # its time is over
+        handle = hand[1].message.receipt_handle
+        hand[1].hidden_at_s -= 20.0  # it has less than it should
+        message = next(consumer)
+        assert message.body == b"m2"
+        assert message.receipt_handle != handle
+
+
+def test_what_no_thread_has_looked_at_is_given_back_at_the_end(orders: LocalCluster) -> None:
+    with blocking(orders, invisible_s=3600) as consumer:
+        consumer.ack(next(consumer))
+    with pytest.raises(StopIteration):
+        next(consumer)
+    with blocking(orders) as consumer:
+        again = [next(consumer) for _ in range(39)]
+    assert sorted(message.body for message in again) == sorted(numbered(40)[1:])
+    assert {message.reconsume_times for message in again} == {0}

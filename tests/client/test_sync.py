@@ -16,6 +16,7 @@ import pytest
 
 from client.inbox import DEADLINE_S
 from client.plain import send
+from client.test_listener_edges import run_program
 from skylark.client import lite_pull_consumer, producer, pull_consumer, push_consumer, sync
 from skylark.client.errors import (
     CallbackFailed,
@@ -363,3 +364,25 @@ def test_what_ends_an_event_loop_does_not_end_that_of_the_clients(cluster: Local
     with sync.Producer(cluster.name_servers, group="p") as producer:
         producer._background._loop.call_soon_threadsafe(sys.exit)
         assert producer.send("orders", b"m", timeout_s=DEADLINE_S).msg_id
+
+
+def test_what_was_taken_is_sent_although_nobody_closes_the_producer(cluster: LocalCluster) -> None:
+    program = """
+        import sys
+        from skylark.client.sync import Producer
+
+        producer = Producer(sys.argv[1], group="p", timeout_s=60)
+        producer.start()
+        for number in range(2000):
+            producer.send_soon("orders", b"%d" % number, ordering_key="all")
+    """
+    assert run_program(cluster, program) == ""
+    with sync.PullConsumer(cluster.name_servers, group="audit") as consumer:
+        assert sum(consumer.max_offset(queue) for queue in consumer.queues("orders")) == 2000
+
+
+def test_what_could_not_be_sent_is_told_of_when_the_interpreter_ends(caplog: pytest.LogCaptureFixture) -> None:
+    with sync.Producer("127.0.0.1:1", group="p", timeout_s=0.01) as producer:
+        producer.send_soon("orders", b"lost")
+        producer._finish()
+    assert "p: the interpreter ends" in caplog.text

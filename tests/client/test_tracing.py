@@ -92,6 +92,31 @@ def test_sending_goes_on_when_traces_cannot_be_written() -> None:
     asyncio.run(run())
 
 
+def test_a_close_that_is_given_up_leaves_no_tracer_behind() -> None:
+    async def run() -> None:
+        async with scripted_cluster("a", t=1, traces=1) as cluster:
+            before = asyncio.all_tasks()
+            producer = Producer(cluster.namesrv, trace="traces")
+            await producer.start()
+            await producer.queues("t")
+            assert producer._tracer is not None
+            flushing, go_on = asyncio.Event(), asyncio.Event()
+
+            async def flush() -> None:
+                flushing.set()
+                await go_on.wait()
+
+            producer._tracer._flush = flush  # type: ignore[method-assign]
+            closing = asyncio.create_task(producer.close())
+            await flushing.wait()
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert asyncio.all_tasks() <= before
+            assert not producer.session.companion.is_running
+
+    asyncio.run(run())
+
+
 def test_what_is_pending_is_bounded() -> None:
     async def run() -> None:
         async with scripted_cluster("a", traces=1) as cluster:

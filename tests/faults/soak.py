@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import random
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,10 +22,12 @@ from typing import Any, Final, Protocol
 from relay import Relay
 from skylark.broker.app import Broker
 from skylark.broker.config import from_mapping
-from skylark.client.errors import RocketMQError
+from skylark.client import sync
+from skylark.client.errors import ClientClosed, RocketMQError
 from skylark.client.lite_pull_consumer import LitePullConsumer
-from skylark.client.message import Message
+from skylark.client.message import Message, Receipt
 from skylark.client.producer import Producer
+from skylark.client.pull_consumer import PullConsumer
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
 from skylark.client.simple_consumer import SimpleConsumer
@@ -192,7 +196,8 @@ class Ledger:
         self._guard = threading.Lock()
 
     def acknowledged(self, number: int) -> None:
-        self._mark(self.sent, number)
+        with self._guard:
+            self._mark(self.sent, number)
 
     def done(self, group: str, message: Message) -> None:
         with self._guard:
@@ -240,6 +245,7 @@ class World:
         self.directory = directory
         self.ledger = Ledger()
         self.name_servers = ""
+        self.numbers = itertools.count()  # of messages; threads take them too
         self.shared: Session | None = None
         self.misbehaves = 0.05
 
@@ -371,6 +377,122 @@ class SimpleMember:
         await self._consumer.close()
 
 
+class PullMember:
+    """Goes on where its group has committed, queue after queue."""
+
+    def __init__(self, world: World, group: str) -> None:
+        self._world, self._group = world, group
+        self._consumer = PullConsumer(world.name_servers, group)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._consumer.start()
+        self._task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        consumer = self._consumer
+        while True:
+            try:
+                for queue in await consumer.queues(TOPIC):
+                    pulled = await consumer.pull(queue, await consumer.committed(queue) or 0, wait_s=0.1)
+                    for message in pulled.messages:
+                        self._world.ledger.done(self._group, message)
+                    await consumer.commit(queue, pulled.next_offset)
+            except RocketMQError:
+                await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._consumer.close()
+
+
+# Members that block. Each has a thread of its own beside that of all blocking clients.
+
+
+class BlockingMember:
+    """A blocking consumer, and what its thread does with it until it is closed."""
+
+    def __init__(self, consumer: Any, work: Callable[[], None] | None = None) -> None:
+        self._consumer = consumer
+        self._thread = None if work is None else threading.Thread(target=work, name="blocking member")
+
+    async def start(self) -> None:
+        starting = asyncio.ensure_future(asyncio.to_thread(self._consumer.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # nobody cancels what a thread calls
+            starting.exception()
+            await asyncio.to_thread(self._consumer.close)
+            raise
+        if self._thread is not None:
+            self._thread.start()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._consumer.close)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+
+def blocking_push(group: str) -> Make:
+    def make(world: World) -> Member:
+        def listener(message: Message) -> object:
+            if world.bad(message):
+                return world.chance.choice(PLAIN_MISBEHAVIOUR)(message)
+            world.ledger.done(group, message)
+            return None
+
+        consumer = sync.PushConsumer(
+            world.name_servers, group, listener=listener, from_where="first", concurrency=4, consume_timeout_s=HANG_S,
+            shutdown_timeout_s=SHUTDOWN_S, rebalance_interval_s=5.0, commit_interval_s=1.0,
+        )  # fmt: skip
+        consumer.subscribe(TOPIC)
+        return BlockingMember(consumer)
+
+    return make
+
+
+def blocking_lite(group: str) -> Make:
+    def make(world: World) -> Member:
+        consumer = sync.LitePullConsumer(
+            world.name_servers, group, from_where="first", commit_interval_s=1.0, rebalance_interval_s=5.0
+        )
+        consumer.subscribe(TOPIC)
+
+        def work() -> None:
+            for message in consumer:
+                world.ledger.done(group, message)
+
+        return BlockingMember(consumer, work)
+
+    return make
+
+
+def blocking_single(group: str) -> Make:
+    def make(world: World) -> Member:
+        consumer = sync.SimpleConsumer(world.name_servers, group, from_where="first", invisible_s=INVISIBLE_S)
+        consumer.subscribe(TOPIC)
+
+        def work() -> None:
+            while True:
+                try:
+                    for message in consumer:
+                        if not world.bad(message):
+                            world.ledger.done(group, message)
+                            consumer.ack(message)
+                    return
+                except ClientClosed:
+                    return
+                except RocketMQError:
+                    time.sleep(0.1)
+
+        return BlockingMember(consumer, work)
+
+    return make
+
+
 KINDS: Final[dict[str, tuple[int, Make]]] = {
     # group -> how many members at most, and how one is made
     "crowd": (3, push("crowd")),
@@ -380,20 +502,21 @@ KINDS: Final[dict[str, tuple[int, Make]]] = {
     "everyone": (1, push("everyone", model="broadcasting", behaves=True)),  # what fails there is not tried again
     "lite": (2, lambda world: LiteMember(world, "lite")),
     "single": (2, lambda world: SimpleMember(world, "single")),
+    "pulls": (1, lambda world: PullMember(world, "pulls")),
+    "blocking": (2, blocking_push("blocking")),
+    "blocking-lite": (2, blocking_lite("blocking-lite")),
+    "blocking-single": (1, blocking_single("blocking-single")),
 }
 
 
 async def send_until(world: World, over: asyncio.Event, interval_s: float = 0.01) -> None:
     """Numbered messages, by producers that live for a moment only, on a session that ends with the last of them."""
     session = Session(world.name_servers)
-    number = 0
 
     async def send(count: int) -> None:
-        nonlocal number
         try:
             async with Producer(group="senders", session=session, timeout_s=5.0, retries=5) as producer:
-                for _ in range(count):
-                    own, number = number, number + 1
+                for own in itertools.islice(world.numbers, count):
                     try:
                         await producer.send(TOPIC, b"%d" % own)
                     except RocketMQError:
@@ -407,4 +530,24 @@ async def send_until(world: World, over: asyncio.Event, interval_s: float = 0.01
         while not over.is_set():
             await send(world.chance.randrange(1, 40))
 
-    await asyncio.gather(send_on(), send_on())
+    async def send_blocking() -> None:
+        while not over.is_set():
+            await asyncio.to_thread(send_soon, world, world.chance.randrange(1, 40))
+            await asyncio.sleep(interval_s)
+
+    await asyncio.gather(send_on(), send_on(), send_blocking())
+
+
+def send_soon(world: World, count: int) -> None:
+    """The same by a blocking producer: as many at once."""
+    sent: list[tuple[int, concurrent.futures.Future[Receipt]]] = []
+    try:
+        with sync.Producer(world.name_servers, group="blocking-senders", timeout_s=5.0, retries=5) as producer:
+            for own in itertools.islice(world.numbers, count):
+                sent.append((own, producer.send_soon(TOPIC, b"%d" % own)))
+            producer.flush()
+    except RocketMQError:
+        pass  # each message tells by itself
+    for own, receipt in sent:
+        if receipt.exception(timeout=0) is None:
+            world.ledger.acknowledged(own)

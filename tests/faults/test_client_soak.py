@@ -26,11 +26,13 @@ import pytest
 from faults.soak import HANG_S, KINDS, TOPIC, BrokerHome, Home, Member, NameServerHome, World, send_until
 from patience import DEADLINE_S
 from skylark.client import session as session_module
+from skylark.client import sync
 from skylark.client.assignment import Assignment
 from skylark.client.errors import RocketMQError
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.membership import Membership
 from skylark.client.producer import Producer
+from skylark.client.pull_consumer import PullConsumer
 from skylark.client.pulling import PullLoop
 from skylark.client.push_consumer import PushConsumer
 from skylark.client.session import Session
@@ -39,7 +41,9 @@ from skylark.client.simple_consumer import SimpleConsumer
 SOAK_S = float(os.environ.get("SKYLARK_SOAK_S", "25"))
 SEED = int(os.environ.get("SKYLARK_SOAK_SEED") or random.randrange(1 << 31))
 MAX_GROWTH_BYTES = 24 << 20
-LASTING = (Session, Membership, Assignment, PullLoop, Producer, PushConsumer, LitePullConsumer, SimpleConsumer)
+LASTING = (
+    Session, Membership, Assignment, PullLoop, Producer, PushConsumer, LitePullConsumer, SimpleConsumer, PullConsumer,
+)  # fmt: skip
 BROKERS = 2
 
 
@@ -204,6 +208,7 @@ def log_of_texts() -> Iterator[None]:
 def test_members_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A name server that was just started knows a part of the brokers, and what it says counts until the next look.
     monkeypatch.setattr(session_module, "ROUTE_INTERVAL_S", 2.0)
+    sync._background()  # lives as long as the process
     clients, threads, files = clients_left(), set(threading.enumerate()), files_open()
 
     async def main() -> None:

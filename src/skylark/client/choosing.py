@@ -25,7 +25,7 @@ def choice_of(
     if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
         raise InvalidMessage("queue, select and ordering_key exclude each other")
     if select is not None:
-        return lambda queues: call(select, queues, arg)
+        return lambda queues: call(select, list(queues), arg)  # the route's own list stays as it is
     if ordering_key is not None:
         return lambda queues: select_by_hash(queues, ordering_key)
     return queue

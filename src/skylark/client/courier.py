@@ -27,6 +27,7 @@ from skylark.client.message import MessageQueue, Receipt, SendStatus
 from skylark.client.routes import MAX_TOPICS, TopicRoute
 from skylark.client.sending import SendContext, SendHook, Sending, Slots, Unseen, now_ms
 from skylark.client.session import Session, drop_if_silent
+from skylark.client.validation import check_hooks_properties
 from skylark.net.connection import Connection
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -373,7 +374,7 @@ class Courier:
     # Hooks.
 
     def _before(self, sending: Sending, queue: MessageQueue) -> None:
-        sending.context = SendContext(
+        context = sending.context = SendContext(
             group=self._group,
             topic=sending.topic,
             body=sending.body,
@@ -384,10 +385,13 @@ class Courier:
             started_ms=now_ms(),
         )
         for hook in self._hooks:
+            given = dict(sending.properties)
             try:
-                call(hook.before_send, sending.context)
+                call(hook.before_send, context)
+                check_hooks_properties(context.properties, sending.properties)
             except Exception:
                 log.exception("%r failed before a send", hook)
+                context.properties = sending.properties = given
 
     def after(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: RocketMQError | None) -> None:
         context, sending.context = sending.context, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from skylark.client.calling import forget_cancels
@@ -101,7 +101,7 @@ class Crew:
             log.error("%s: %d tasks do not end although they were cancelled; they are left behind", self._name, late)
 
 
-async def wait_for_end(cancelled: list[asyncio.Task[None]]) -> int:
+async def wait_for_end(cancelled: Sequence[asyncio.Task[Any]]) -> int:
     """Waits for tasks that were cancelled; how many still run, because what they called does not let go."""
     others = [task for task in cancelled if task is not asyncio.current_task()]
     if not others:

@@ -90,6 +90,11 @@ class Holding:
         if task in self._hands:
             self.look_for_ended()
 
+    def take_back(self, thread: threading.Thread) -> None:
+        """The thread was interrupted, and has not seen what it was given last, if it was given anything."""
+        if thread in self._hands:
+            self._hand_out_again(thread, f"thread {thread.name} was interrupted", None)
+
     def forget(self) -> None:
         """Nobody settles anything any more, and nothing is handed out again."""
         self._hands.clear()

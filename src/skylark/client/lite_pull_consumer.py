@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime
@@ -336,6 +337,10 @@ class LitePullConsumer:
         if self._tracer is not None and hand is not None:
             ConsumeTraces(self._tracer, self._session).handed_out(self.group, hand.messages)
         return hand
+
+    def _interrupted(self, thread: threading.Thread) -> None:
+        """A thread has not seen what it was just given."""
+        self._holding.take_back(thread)
 
     async def _arrival(self) -> None:
         if not (self._subscriptions or self._assigned or self._said_no_topic):

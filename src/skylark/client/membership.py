@@ -20,7 +20,7 @@ from skylark.client.allocate import Strategy
 from skylark.client.assignment import Assignment, Assignments
 from skylark.client.calling import call
 from skylark.client.consuming import NEVER, ConcurrentConsumption, OrderlyConsumption
-from skylark.client.crew import Crew, Worker
+from skylark.client.crew import Crew, Worker, wait_for_end
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.client.filter_classes import FilterClass, upload
 from skylark.client.listening import ConsumeHook, Handlers, Listener, Listening, Outcome
@@ -160,6 +160,8 @@ class Membership:
         self._rebalancing: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._is_locking_again = False
+        self._is_relocking = False
+        self._asked_for: set[asyncio.Task[Outcome]] = set()  # messages that operators have consumed here
         self._leave_routes: Callable[[], None] = lambda: None
 
     def _build_consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
@@ -295,9 +297,17 @@ class Membership:
             await self._try("end its listeners", self._pop_consumption.stop(self._options.shutdown_timeout_s))
         await self._try("end its listeners", self.consumption.stop(self._options.shutdown_timeout_s))
         await self._crew.end()
+        asked_for = [*self._asked_for]
+        for each in asked_for:
+            each.cancel()
+        await wait_for_end(asked_for)
         await self._try("commit", self._rebalance.close())
-        await self._try("leave the group", self._session.remove_consumer(self))
+        await self._try("leave the group", self._leave())
         self._listening.close()
+
+    async def _leave(self) -> None:
+        # Both in one write, so that nobody else comes in between.
+        await asyncio.gather(self._session.remove_consumer(self), self._rebalance.keep_locks())
 
     async def _try(self, what: str, step: Awaitable[None]) -> None:
         try:
@@ -363,7 +373,10 @@ class Membership:
         restore_topic(message, self._group)
         began_ms = steady_ms()
         # In a task of its own: the one that asks ends with the connection of the operator.
-        outcome = await asyncio.shield(asyncio.create_task(self._consume_once(message)))
+        task = asyncio.create_task(self._consume_once(message), name=f"one message of {self._group}")
+        self._asked_for.add(task)
+        task.add_done_callback(self._asked_for.discard)
+        outcome = await asyncio.shield(task)
         return direct_result(
             outcome,
             is_orderly=self._options.is_orderly,
@@ -454,7 +467,16 @@ class Membership:
             await self._rebalance.renew_locks()
 
     def _relock(self, _queue: MessageQueue) -> None:
-        self._spawn(self._rebalance.renew_locks())
+        """Each queue without its lock asks for all of them, again and again: once at a time is enough."""
+        if not self._is_relocking:
+            self._is_relocking = True
+            self._spawn(self._relock_all())
+
+    async def _relock_all(self) -> None:
+        try:
+            await self._rebalance.renew_locks()
+        finally:
+            self._is_relocking = False
 
     def _lock_again(self) -> None:
         """A broker that was started anew knows no locks, and would give a queue to the next that asks."""

@@ -81,10 +81,11 @@ def check_limits(limits: object) -> None:
 class Buffer:
     """The messages of one queue that were pulled and are not finished."""
 
-    __slots__ = ("_held", "_order", "last_offset", "size_bytes")
+    __slots__ = ("_held", "_order", "_sizes", "last_offset", "size_bytes")
 
     def __init__(self) -> None:
         self._held: dict[int, Message] = {}
+        self._sizes: dict[int, int] = {}  # as they came: a listener may give its message another body
         self._order: deque[int] = deque()  # offsets, rising; those that are not held any more are finished
         self.size_bytes = 0
         self.last_offset = -1
@@ -120,7 +121,8 @@ class Buffer:
             self._held[offset] = message
             self._order.append(offset)
             self.last_offset = offset
-            self.size_bytes += len(message.body)
+            self._sizes[offset] = size_bytes = len(message.body)
+            self.size_bytes += size_bytes
             added.append(message)
         return added
 
@@ -140,9 +142,8 @@ class Buffer:
     def finish(self, messages: Iterable[Message]) -> int:
         """Lets messages go; the offset that may be committed now, -1 as long as nothing was ever put in."""
         for message in messages:
-            held = self._held.pop(message.queue_offset, None)
-            if held is not None:
-                self.size_bytes -= len(held.body)
+            if self._held.pop(message.queue_offset, None) is not None:
+                self.size_bytes -= self._sizes.pop(message.queue_offset)
         first = self.first_offset
         return first if first >= 0 else self.last_offset + 1 if self.last_offset >= 0 else -1
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 
@@ -72,7 +73,7 @@ class Owned:
         waiting, first = self.waiting, self.position
         assert first is not None
         taken = [waiting.popleft() for _ in range(min(max_count, len(waiting)))]
-        self.waiting_bytes -= sum(len(message.body) for message in taken)
+        self.waiting_bytes -= _size_bytes(taken)
         after = taken[-1].queue_offset + 1
         if after >= self._reached:
             self.position = self._reached = after
@@ -90,7 +91,7 @@ class Owned:
             self.waiting.extendleft(reversed(messages))
         else:
             self.waiting = deque(sorted([*messages, *self.waiting], key=lambda message: message.queue_offset))
-        self.waiting_bytes += sum(len(message.body) for message in messages)
+        self.waiting_bytes += _size_bytes(messages)
         assert self.position is not None
         self.position = min(self.position, messages[0].queue_offset)
 
@@ -269,3 +270,8 @@ class ReadAhead:
         if was_full:
             for owned in self.owned.values():
                 owned.room.set()
+
+
+def _size_bytes(messages: Iterable[Message]) -> int:
+    """Who had a message in hand may have given it another body, of whatever kind."""
+    return sum(len(message.body) if isinstance(message.body, bytes) else 0 for message in messages)

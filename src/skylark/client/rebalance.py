@@ -73,6 +73,7 @@ class Rebalance:
         self._pops = pops
         self._releases: set[asyncio.Task[None]] = set()
         self._locking: set[MessageQueue] = set()  # locked, or perhaps, and not owned yet
+        self._overrun: set[MessageQueue] = set()  # whose listener goes on behind the end
         self._complaints: set[object] = set()
 
     async def run(self) -> bool:
@@ -271,10 +272,16 @@ class Rebalance:
         finally:
             self._offsets.close()
         if self._locks is not None:
-            overrun = {assignment.queue for assignment in everything if assignment.is_overrun}
-            if overrun:
+            self._overrun = {assignment.queue for assignment in everything if assignment.is_overrun}
+            if self._overrun:
                 log.warning(
-                    "%s leaves the locks of %d queues to expire: their listener runs", self._group, len(overrun)
+                    "%s leaves the locks of %d queues to expire: their listener runs", self._group, len(self._overrun)
                 )
-            await self._locks.unlock((queues | self._locking) - overrun)
+            await self._locks.unlock((queues | self._locking) - self._overrun)
         await asyncio.gather(*(assignment.cancel() for assignment in everything))
+
+    async def keep_locks(self) -> None:
+        """For who leaves the group: with that, a broker of Skylark's frees what is locked. Behind it, what a listener
+        still works on is locked again, and the lock expires."""
+        if self._locks is not None and self._overrun:
+            await self._locks.lock(self._overrun)

@@ -21,8 +21,9 @@ from typing import Final
 
 import msgspec
 
+from skylark.client.calling import is_cancelled
 from skylark.client.crew import Worker
-from skylark.client.errors import BrokerError, RocketMQError, RouteNotFound
+from skylark.client.errors import BrokerError, ClientClosed, RocketMQError, RouteNotFound
 from skylark.wire.bodies import BadBody, MessageQueue, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -217,7 +218,12 @@ class Routes:
                 self._ask_for(topic), loop=asyncio.get_running_loop(), name=f"route of {topic}"
             )
             task.add_done_callback(lambda done: self._fetched(topic, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and not is_cancelled():
+                raise ClientClosed(f"the session was closed while it asked for the route of topic {topic!r}") from None
+            raise
 
     def begin_anew(self) -> None:
         """What is being asked for is not for who comes from now on: its connections are closed."""

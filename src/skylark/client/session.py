@@ -263,12 +263,13 @@ class Session:
         deadline = loop.time() + patience_s
         if not self.name_servers:
             await self._ask_address_server(patience_s)
-        count = len(self.name_servers)
+        servers = self.name_servers  # there may be others while these are asked
+        count = len(servers)
         failures: list[str] = []
         timed_out = False
         for turn in range(count):
             index = (self._name_server + turn) % count
-            address = self.name_servers[index]
+            address = servers[index]
             try:
                 # One that does not answer leaves time for the others.
                 answer = await pool.ask(address, request, (deadline - loop.time()) / (count - turn))

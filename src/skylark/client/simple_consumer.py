@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self
 
@@ -30,6 +32,7 @@ from skylark.client import popping
 from skylark.client.addresses import NameServers
 from skylark.client.crew import Crew, Worker
 from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
+from skylark.client.holding import calling_thread
 from skylark.client.lives import Life
 from skylark.client.message import Message, MessageQueue
 from skylark.client.options import check_consumer_group, check_flag, check_seconds, check_texts, reconsume_times
@@ -58,6 +61,8 @@ log = logging.getLogger(__name__)
 MAX_WAIT_S: Final = 3600.0
 _DEAD_LETTER_LEVEL: Final = -1
 _CLOSING_S: Final = 3.0
+_HAND: Final = 16
+"""So many messages are received for one who iterates."""
 _WHERE: Final = {
     "last": FROM_MAX,
     "first": FROM_MIN,
@@ -129,6 +134,7 @@ class SimpleConsumer:
         self._sources = Sources(self._pop, self._bell, self._settle)
         self._chores: set[asyncio.Task[None]] = set()
         self._iterated: deque[Caught] = deque()
+        self._dealt: dict[threading.Thread, deque[Caught]] = {}  # what threads take from, one by one
         self._receipts = Receipts(self._session, group, request_timeout_s)
         self._shortest_ms = self._invisible_ms
         self._crew = Crew(f"group {group}")
@@ -177,6 +183,7 @@ class SimpleConsumer:
 
     async def _settle_all(self) -> None:
         await self._sources.close(_CLOSING_S)
+        self._take_back_dealt()
         # What nobody received after all need not wait until its time is over.
         now_s = asyncio.get_running_loop().time()
         waiting = [each for each in (*self._iterated, *self._sources.pile) if _age(each, now_s) < 1]
@@ -343,7 +350,8 @@ class SimpleConsumer:
         clock_s = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._shortest_ms / 8000)
-            for caught in [*self._iterated, *self._sources.pile]:
+            dealt = [caught for hand in self._dealt.values() for caught in list(hand)]
+            for caught in [*self._iterated, *self._sources.pile, *dealt]:
                 try:
                     if caught.renewal is None and _DUE <= _age(caught, clock_s()) < 1:
                         caught.renewal = self._spawn(self._renew(caught, _DUE))
@@ -360,11 +368,42 @@ class SimpleConsumer:
             self._check_running()
         while not self._is_closed:
             if not self._iterated:
-                self._iterated.extend(await self._receive(16, None, 15.0))
+                self._iterated.extend(await self._receive(_HAND, None, 15.0))
             while self._iterated:
                 for message in await self._fresh([self._iterated.popleft()]):
                     return message
         raise StopAsyncIteration
+
+    async def _deal(self) -> deque[Caught] | None:
+        """For the blocking twin: what its thread takes one by one, without the loop; None when the consumer is closed.
+
+        It waits there as it does here: it is kept hidden, and others get it when there is nothing else for them.
+        """
+        thread = calling_thread.get()
+        assert thread is not None
+        if not self._is_closed:
+            self._check_running()
+        hand = self._dealt.setdefault(thread, deque())
+        while not self._is_closed and not hand:
+            if not self._iterated and not self._sources.pile:
+                self._take_back_dealt()
+            if not self._iterated:
+                self._iterated.extend(await self._receive(_HAND, None, 15.0))
+            hand.extend(self._iterated)
+            self._iterated.clear()
+        return None if self._is_closed else hand
+
+    def _take_back_dealt(self) -> None:
+        """What threads have not looked at waits here again."""
+        for thread, hand in list(self._dealt.items()):
+            with suppress(IndexError):
+                while True:
+                    self._iterated.appendleft(hand.pop())
+            if not thread.is_alive():
+                del self._dealt[thread]
+
+    def _interrupted(self, _: threading.Thread) -> None:
+        """A thread has not seen what it was dealt: it still lies there."""
 
     async def ack(self, messages: Message | Iterable[Message]) -> None:
         """Says that a message, or several, are done. Raises RocketMQError; acknowledging again does no harm."""
@@ -506,6 +545,11 @@ def _invisible_ms(invisible_s: float, least_s: float) -> int:
 def _age(caught: Caught, now_s: float) -> float:
     """Which part of its time is over; from 1 on, the message comes again."""
     return (now_s - caught.hidden_at_s) * 1000 / max(handle_of(caught.message).invisible_ms, 1)
+
+
+def is_young(caught: Caught) -> bool:
+    """Whether a message can be handed out as it is, with nearly all of its time. For any thread."""
+    return caught.renewal is None and _age(caught, time.monotonic()) < _STALE
 
 
 def _renewed(caught: Caught, _: object) -> None:

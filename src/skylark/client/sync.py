@@ -20,9 +20,11 @@ import inspect
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from weakref import WeakSet
 
 from skylark.client import (
     admin,
@@ -35,12 +37,15 @@ from skylark.client import (
     transactions,
 )
 from skylark.client.choosing import Select, choice_of
-from skylark.client.errors import ForkedProcess
+from skylark.client.errors import ForkedProcess, RocketMQError
 from skylark.client.handover import Handed, Outboxes, Parcel
 from skylark.client.holding import calling_thread
 from skylark.client.listening import Listener
 from skylark.client.message import Message, MessageQueue, Receipt
 from skylark.client.read_ahead import Hand
+from skylark.client.simple_consumer import is_young
+from skylark.client.sources import Caught
+from skylark.client.threads import at_end
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +344,11 @@ class _ForThread(_Method[_P, _T]):
             calling_thread.set(thread)
             return await self._method(twin._inner, *args, **kwargs)
 
-        result: _T = twin._background.run(call)
+        try:
+            result: _T = twin._background.run(call)
+        except KeyboardInterrupt:
+            twin._background.loop.call_soon_threadsafe(twin._inner._interrupted, thread)
+            raise
         return result
 
 
@@ -352,7 +361,28 @@ class Producer(_Twin):
 
     @_made_like(producer.Producer)
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._outboxes = Outboxes(self._inner, self._background.loop)
+        _producers.add(self)
+
+    def _finish(self) -> None:
+        """For the end of the interpreter, where nobody closed it: what was taken is still sent, or told of."""
+        if self._background.pid != os.getpid() or self._inner._courier is None:
+            return
+
+        async def send_rest() -> None:
+            await self._outboxes.emptied()
+            await self._inner.flush()
+
+        rest = asyncio.run_coroutine_threadsafe(send_rest(), self._background.loop)
+        try:
+            rest.result(self._inner._timeout_s)
+        except TimeoutError:
+            log.error("%s: the interpreter ends before all messages of send_soon were acknowledged", self.group)
+        except RocketMQError as e:
+            log.error("%s: the interpreter ends, and nobody asked for what was sent: %s", self.group, e)
 
     def __exit__(self, *error: object) -> None:
         async def leave() -> None:
@@ -373,6 +403,17 @@ class Producer(_Twin):
     reply = _in_turn(producer.Producer.reply)
     recall = _waits(producer.Producer.recall)
     queues = _waits(producer.Producer.queues)
+
+
+_producers: WeakSet[Producer] = WeakSet()
+
+
+def _finish_sending() -> None:
+    for each in list(_producers):
+        each._finish()
+
+
+at_end(_finish_sending)
 
 
 class Transaction:
@@ -421,7 +462,7 @@ class TransactionProducer(Producer):
 
     @_made_like(transactions.TransactionProducer)
     def __init__(self) -> None:
-        self._outboxes = Outboxes(self._inner, self._background.loop)
+        self._begin()
 
     start = _waits(transactions.TransactionProducer.start)
     close = _last(transactions.TransactionProducer.close)
@@ -504,7 +545,23 @@ class SimpleConsumer(_Iterating):
     """Messages on request, acknowledged one by one; see `skylark.client.simple_consumer`."""
 
     @_made_like(simple_consumer.SimpleConsumer)
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        self._own = threading.local()  # what the calling thread was dealt
+
+    def __next__(self) -> Message:
+        while True:
+            hand: deque[Caught] | None = getattr(self._own, "hand", None) or self._deal()
+            if hand is None:
+                raise StopIteration
+            self._own.hand = hand
+            try:
+                caught = hand.popleft()
+            except IndexError:  # the loop needed it elsewhere, right now
+                continue
+            if is_young(caught):
+                return caught.message
+            for message in self._fresh([caught]):
+                return message
 
     start = _waits(simple_consumer.SimpleConsumer.start)
     close = _waits(simple_consumer.SimpleConsumer.close)
@@ -512,6 +569,8 @@ class SimpleConsumer(_Iterating):
     unsubscribe = _calls(simple_consumer.SimpleConsumer.unsubscribe)
     receive = _waits(simple_consumer.SimpleConsumer.receive)
     ack = _waits(simple_consumer.SimpleConsumer.ack)
+    _deal = _for_thread(simple_consumer.SimpleConsumer._deal)
+    _fresh = _waits(simple_consumer.SimpleConsumer._fresh)
     extend = _waits(simple_consumer.SimpleConsumer.extend)
 
 

@@ -32,6 +32,7 @@ Result = tuple[Any, Exception | None]
 _Call = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Result]", Context, Callable[..., Any], tuple[Any, ...]]
 
 _open_pools: WeakSet[Threads] = WeakSet()
+_finishers: list[Callable[[], None]] = []
 _is_ending = False
 
 
@@ -118,12 +119,19 @@ class Threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
+def at_end(finish: Callable[[], None]) -> None:
+    """Has it called when the interpreter ends, behind the last listener."""
+    _finishers.append(finish)
+
+
 def _end() -> None:
     global _is_ending
     _is_ending = True
     began_s = time.monotonic()
     for pool in list(_open_pools):
         pool.finish(began_s + pool.grace_s)
+    for finish in _finishers:
+        finish()
 
 
 # Before concurrent.futures turns down what listeners give it; atexit, for other Pythons than CPython, comes later.

@@ -120,7 +120,8 @@ class Tracer:
                 await self._producer.flush()
         except TimeoutError:
             log.warning("%d trace records are lost: they can't be written in time", len(self._pending))
-        await self._producer.close()
+        finally:  # also when it is cancelled
+            await self._producer.close()
 
     def add(self, traces: Iterable[Trace]) -> None:
         for trace in traces:

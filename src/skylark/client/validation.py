@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -114,6 +114,8 @@ def check_labels(
     if tag is not None:
         _check_tag(tag)
     if key is not None:
+        if not isinstance(key, Collection):
+            raise InvalidMessage(f"key is {key!r}; it must be a str, or several of them in a list")
         for each in (key,) if isinstance(key, str) else key:
             _check_text("a key", each)
             if " " in each:
@@ -135,6 +137,16 @@ def check_encoded_properties(data: bytes | str) -> None:
     size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode("utf-8", "replace"))
     if size > MAX_PROPERTIES_BYTES:
         raise InvalidMessage(f"tag, keys and properties have {size} bytes; {MAX_PROPERTIES_BYTES} are allowed")
+
+
+def check_hooks_properties(properties: object, given: dict[str, str]) -> None:
+    """After a hook that may have changed those that it was given."""
+    if properties is not given:
+        raise InvalidMessage("it gave the message other properties: it may only change those that are there")
+    for item in given.items():
+        for text in item:
+            if not isinstance(text, str) or "\x01" in text or "\x02" in text:
+                raise InvalidMessage(f"it set the property {item!r}; both must be a str without characters 1 and 2")
 
 
 def _check_tag(tag: str) -> None:
