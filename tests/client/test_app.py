@@ -14,7 +14,7 @@ import pytest
 from client.inbox import DEADLINE_S, Inbox, numbered
 from client.plain import send
 from skylark.client.app import App
-from skylark.client.errors import ClientClosed, InvalidMessage, NotReachable
+from skylark.client.errors import ClientClosed, InvalidMessage, NotReachable, OtherEventLoop
 from skylark.client.message import Message
 from skylark.client.offsets import RemoteOffsets
 from skylark.client.session import Session
@@ -140,6 +140,68 @@ def test_serving_ends_when_asked_to() -> None:
             assert not app.session.is_running
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it starts", "from a thread"])
+def test_stop_counts_whenever_and_wherever_it_is_called(when: str) -> None:
+    async def main() -> None:
+        async with LocalCluster(topics={"orders": 1}) as cluster:
+            app = App(cluster.name_servers)
+            app.consumer("orders", group="g")(print)
+            for _ in range(2):
+                serving = asyncio.create_task(app.serve())
+                if when == "before it begins":
+                    app.stop()
+                elif when == "while it starts":
+                    await asyncio.sleep(0)
+                    app.stop()
+                else:
+                    await until_it_runs(app)
+                    await asyncio.to_thread(app.stop)
+                async with asyncio.timeout(DEADLINE_S):
+                    await serving
+
+    asyncio.run(main(), debug=True)  # which refuses what is not safe for threads
+
+
+async def until_it_runs(app: App) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (app.consumers and all(each.queues for each in app.consumers.values())):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def test_what_serves_already_goes_on() -> None:
+    async def main() -> None:
+        async with LocalCluster(topics={"orders": 1}) as cluster:
+            app = App(cluster.name_servers)
+            app.consumer("orders", group="g")(print)
+            serving = asyncio.create_task(app.serve())
+            await asyncio.sleep(0)  # it starts
+            with pytest.raises(ClientClosed, match="runs already"):
+                await app.serve()
+            with pytest.raises(ClientClosed, match="runs already"):
+                await app.__aenter__()
+            with pytest.raises(OtherEventLoop, match=r"await app\.serve\(\)"):
+                app.run()
+            await until_it_runs(app)
+            os.kill(os.getpid(), signal.SIGTERM)  # its signals are as they were
+            async with asyncio.timeout(DEADLINE_S):
+                await serving
+
+    asyncio.run(main())
+
+
+def test_it_serves_in_a_thread_which_gets_no_signals() -> None:
+    async def serve(app: App) -> None:
+        serving = asyncio.create_task(app.serve())
+        await until_it_runs(app)
+        app.stop()
+        await serving
+
+    with LocalCluster(topics={"orders": 1}) as cluster:
+        app = App(cluster.name_servers)
+        app.consumer("orders", group="g")(print)
+        asyncio.run(asyncio.to_thread(asyncio.run, serve(app)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

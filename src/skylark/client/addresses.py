@@ -67,7 +67,7 @@ class AddressServer:
 def locate(
     name_servers: NameServers, unit: str | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[list[str], AddressServer | None]:
-    """The addresses, or who is to be asked for them. Raises ValueError."""
+    """The addresses, or who is to be asked for them. Raises InvalidMessage."""
     environment = os.environ if environment is None else environment
     if name_servers is None:
         name_servers = environment.get(VARIABLE, "").strip() or None
@@ -81,7 +81,10 @@ def locate(
             return [], AddressServer(url)
     elif not isinstance(name_servers, Sequence) or not all(isinstance(each, str) for each in name_servers):
         raise InvalidMessage(f"name_servers is {name_servers!r}; it takes 'host:port', several of them, or a URL")
-    return parse_name_servers(name_servers), None
+    try:
+        return parse_name_servers(name_servers), None
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from None
 
 
 def of_name_server(answer: Frame, address: str) -> Frame:

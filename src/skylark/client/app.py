@@ -18,19 +18,21 @@ group must subscribe to the same: each handler gets the messages of its topic.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self, TypeVar
 
 from skylark.client.addresses import NameServers
-from skylark.client.errors import ClientClosed, InvalidMessage
+from skylark.client.errors import ClientClosed, InvalidMessage, OtherEventLoop
 from skylark.client.listening import Handlers, Listener
 from skylark.client.membership import Filter
 from skylark.client.options import check_callback
 from skylark.client.producer import Producer
 from skylark.client.push_consumer import PushConsumer
-from skylark.client.session import Session, session_of
+from skylark.client.session import Session, running_loop, session_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -66,7 +68,8 @@ class App:
         self._options: dict[str, dict[str, Any]] = {}
         self._producers: list[Producer] = []
         self._running: AsyncExitStack | None = None
-        self._stop_wanted: asyncio.Event | None = None
+        self._is_stop_wanted = False
+        self._end_serving: Callable[[], object] | None = None  # while `serve` runs
         self.consumers: dict[str, PushConsumer] = {}
         """group -> its consumer, while the app runs"""
 
@@ -91,7 +94,9 @@ class App:
         subscriptions = self._subscriptions.setdefault(group, [])
         known = self._options.setdefault(group, dict(options))
         if options and options != known:
-            raise InvalidMessage(f"group {group!r} has options already: {known}; give them once")
+            raise InvalidMessage(
+                f"group {group!r} has options already, with its first handler: {known or 'none'}; give them there"
+            )
         if any(each.topic == topic for each in subscriptions):
             raise InvalidMessage(f"group {group!r} has a handler of topic {topic!r} already")
         if subscriptions and known.get("batch_size") is not None:
@@ -114,37 +119,41 @@ class App:
 
     def run(self) -> None:
         """Runs until SIGTERM or SIGINT, then finishes what is in hand."""
+        if asyncio._get_running_loop() is not None:
+            raise OtherEventLoop("an event loop runs here already: use `await app.serve()`, or `async with app`")
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.serve())
 
     async def serve(self) -> None:
-        """The same within a running event loop, whose signal handlers it sets for the time being."""
-        loop = asyncio.get_running_loop()
-        stop_wanted = self._stop_wanted = asyncio.Event()
+        """The same within a running event loop, whose signal handlers it sets for the time being.
 
-        def stop() -> None:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)  # a second signal does what it does by default
-            stop_wanted.set()
-
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, stop)
+        In another thread than the main one, which gets no signals, only `stop` ends it.
+        """
+        loop = running_loop()
+        if self._running is not None or self._end_serving is not None:
+            raise ClientClosed("the app runs already")
+        stopping = asyncio.Event()
+        self._end_serving = lambda: loop.call_soon_threadsafe(stopping.set)
         try:
-            async with self:
-                await stop_wanted.wait()
+            with _signals_call(self.stop):
+                async with self:
+                    if not self._is_stop_wanted:
+                        await stopping.wait()
         finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+            self._end_serving = None
+            self._is_stop_wanted = False
 
     def stop(self) -> None:
-        """Ends `serve` as a signal does; for handlers and tests."""
-        if self._stop_wanted is not None:
-            self._stop_wanted.set()
+        """Ends `serve` as a signal does, from any thread. A `serve` that has not begun yet ends when it has."""
+        self._is_stop_wanted = True
+        if (end_serving := self._end_serving) is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                end_serving()
 
     async def __aenter__(self) -> Self:
         if self._running is not None:
             raise ClientClosed("the app runs already")
-        stack = AsyncExitStack()
+        stack = self._running = AsyncExitStack()
         try:
             await stack.enter_async_context(self._session)
             for producer in self._producers:
@@ -153,10 +162,12 @@ class App:
                 self.consumers[group] = consumer = self._build(group, subscriptions)
                 await stack.enter_async_context(consumer)
         except BaseException:
-            await stack.aclose()
-            self.consumers.clear()
+            try:
+                await stack.aclose()
+            finally:
+                self.consumers.clear()
+                self._running = None
             raise
-        self._running = stack
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -175,6 +186,28 @@ class App:
         for each in subscriptions:
             consumer.subscribe(each.topic, each.tag, sql=each.sql, filter=each.filter)
         return consumer
+
+
+@contextlib.contextmanager
+def _signals_call(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `stop`; a second one does what it does by default. Only the main thread gets signals."""
+    loop = asyncio.get_running_loop()
+    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    def received() -> None:
+        restore()
+        stop()
+
+    for number in numbers:
+        loop.add_signal_handler(number, received)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

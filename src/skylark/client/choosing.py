@@ -24,7 +24,11 @@ def choice_of(
     """What a call says about the queue; None leaves it to the producer. Raises InvalidMessage for several answers."""
     if (queue is not None) + (select is not None) + (ordering_key is not None) > 1:
         raise InvalidMessage("queue, select and ordering_key exclude each other")
+    if queue is not None and not isinstance(queue, MessageQueue):
+        raise InvalidMessage(f"queue is {queue!r}; it must be a MessageQueue, one of those that `queues` gives")
     if select is not None:
+        if not callable(select):
+            raise InvalidMessage(f"select is {select!r}; it must be a function of the queues and `arg`")
         return lambda queues: call(select, list(queues), arg)  # the route's own list stays as it is
     if ordering_key is not None:
         return lambda queues: select_by_hash(queues, ordering_key)

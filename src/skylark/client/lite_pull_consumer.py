@@ -517,7 +517,7 @@ class LitePullConsumer:
 
     def _check_started(self) -> None:
         if not self._started:
-            raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
+            raise ClientClosed("the consumer is not started, or closed already: use it within `with` or `async with`")
         self._session.check_home()
 
 

@@ -247,8 +247,8 @@ class Producer:
           before it, and within a second. The receipt then has a `recall_handle`; see `recall`.
         - `priority`: 0 or more; the message goes to the topic's queue of that number, or to its last one. Consumers
           that pop take the queues of a topic whose type is PRIORITY from the highest number down.
-        - `queue`, `select` with its `arg`, or `ordering_key`: the queue, a function that picks one, or a key whose hash
-          does. Messages of one ordering key keep their order.
+        - `queue`, `select` with its `arg`, or `ordering_key`: the queue, a function that picks one, called as
+          `select(queues, arg)`, or a key whose hash does. Messages of one ordering key keep their order.
         - `wait_stored`: False lets a broker that flushes or replicates synchronously answer before it did.
 
         Raises InvalidMessage before anything is sent; BrokerError, NotReachable, RequestTimeout or RouteNotFound after
@@ -475,6 +475,11 @@ class Producer:
         courier = self._running_courier()
         topic = self._namespace.wrap(topic)
         check_send_topic(topic)
+        if not isinstance(handle, str):
+            raise InvalidMessage(
+                f"the recall handle is {handle!r} and must be a str; receipts of messages sent with delay_s or "
+                "deliver_at have one"
+            )
         try:
             decoded = RecallHandle.decode(handle)
         except BadHandle as e:
@@ -511,7 +516,11 @@ class Producer:
         self, courier: Courier, sending: Sending, compress: bool, choice: Choice | None, timeout_s: float | None
     ) -> None:
         """The last things before a message departs: its deadline, its size, and the queue if the sender has a say."""
-        sending.deadline_s = self._clock_s() + (self._timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        else:
+            check_seconds("timeout_s", timeout_s)
+        sending.deadline_s = self._clock_s() + timeout_s
         if compress and self._packing.is_large(sending):
             try:
                 async with asyncio.timeout_at(sending.deadline_s):
@@ -567,5 +576,5 @@ class Producer:
 
     def _open_courier(self) -> Courier:
         if self._courier is None:
-            raise ClientClosed("the producer is not started, or closed already; use it within `async with`")
+            raise ClientClosed("the producer is not started, or closed already; use it within `with` or `async with`")
         return self._courier

@@ -189,4 +189,4 @@ class PullConsumer:
 
     def _check_started(self) -> None:
         if not self._started:
-            raise ClientClosed("the consumer is not started, or closed already: use it within `async with`")
+            raise ClientClosed("the consumer is not started, or closed already: use it within `with` or `async with`")

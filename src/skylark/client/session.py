@@ -30,6 +30,7 @@ from skylark.client.dialogue import Dialogue
 from skylark.client.errors import (
     ClientClosed,
     ForkedProcess,
+    InvalidMessage,
     NotANameServer,
     NotReachable,
     OtherEventLoop,
@@ -67,12 +68,23 @@ SILENCE_S: Final = 1.0  # a shorter time without an answer says nothing about th
 def session_of(
     session: Session | None, name_servers: NameServers, namespace: str, request_timeout_s: float = 3.0
 ) -> Session:
-    """The session that a client was given, or one of its own. Raises ValueError."""
+    """The session that a client was given, or one of its own. Raises InvalidMessage."""
     if session is None:
         return Session(name_servers, namespace=namespace, request_timeout_s=request_timeout_s)
     if namespace and namespace != session.namespace.name:
-        raise ValueError("a shared session has its own namespace: give the namespace to the session")
+        raise InvalidMessage("a shared session has its own namespace: give the namespace to the session")
     return session
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that this runs on. Raises OtherEventLoop where it is none of asyncio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise OtherEventLoop(
+            "no event loop of asyncio runs here, and this client works on no other: start it in a coroutine under "
+            "asyncio.run (with anyio, on its backend asyncio), or use skylark.client.sync, whose clients need none"
+        ) from None
 
 
 def drop_if_silent(connection: Connection, began_s: float, now_s: float) -> None:
@@ -142,15 +154,17 @@ class Session:
     # Life.
 
     async def acquire(self) -> None:
-        """Starts the session with its first user. Raises RocketMQError if another one has its client id."""
+        """Starts the session with its first user. Raises RocketMQError if another one has its client id, and
+        OtherEventLoop where no event loop of asyncio runs."""
         self.check_home()
         if self._users:
             self._users += 1
             return
+        loop = running_loop()
         identity.register(self)
         self._users = 1
         self._pid = os.getpid()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         watch = RpcHooks(self._rpc_hooks) if self._rpc_hooks else None
         self._pool = Pool(self.handlers, self.request_timeout_s, self._stamp, watch)
         self._spawn(every(HEARTBEAT_INTERVAL_S, self.heartbeat))
@@ -218,7 +232,7 @@ class Session:
 
     def _running_pool(self) -> Pool:
         if self._pool is None:
-            raise ClientClosed("the client is not started, or closed already; use it within `async with`")
+            raise ClientClosed("the client is not started, or closed already; use it within `with` or `async with`")
         self.check_home()
         return self._pool
 
@@ -233,7 +247,7 @@ class Session:
     def check_home(self) -> None:
         """Raises ForkedProcess, or OtherEventLoop on another loop than the one that the session was started on."""
         self.check_process()
-        if self._users and self._loop is not asyncio.get_running_loop():
+        if self._users and self._loop is not running_loop():
             is_over = self._loop is None or self._loop.is_closed()
             raise OtherEventLoop(
                 "this client was started on another event loop, "

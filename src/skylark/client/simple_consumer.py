@@ -203,7 +203,7 @@ class SimpleConsumer:
 
     def _check_running(self) -> None:
         if not self._is_running:
-            raise ClientClosed("the consumer is not started, or closed already; use it within `async with`")
+            raise ClientClosed("the consumer is not started, or closed already; use it within `with` or `async with`")
         self._session.check_home()
 
     # What to receive.

@@ -106,7 +106,10 @@ class _Background:
         """Runs `work` on the loop and waits for it. A Ctrl-C while waiting cancels it."""
         self.check_process()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking client can't be used in a callback or hook of itself: it would wait forever")
+            raise RuntimeError(
+                "a blocking client can't be used where blocking clients call you on their own event loop (a coroutine "
+                "as listener, a hook, a callback): it would wait forever; a plain function as listener may use it"
+            )
         future = asyncio.run_coroutine_threadsafe(_outcome_of(work), self._loop)
         try:
             result, error = future.result()
@@ -278,7 +281,10 @@ class _Soon(_Method[_P, _T]):
     def __call__(self, twin: _Twin, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         twin._background.check_process()
         if twin._background.is_here:
-            raise RuntimeError("a blocking client can't be used in a callback or hook of itself: send from a thread")
+            raise RuntimeError(
+                "a blocking client can't be used where blocking clients call you on their own event loop (a coroutine "
+                "as listener, a hook, a callback): send from a plain listener, or from a thread of yours"
+            )
         hand_over: Any = _hand_over
         result: _T = hand_over(twin, *args, **kwargs)
         return result

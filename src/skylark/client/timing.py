@@ -10,6 +10,8 @@ from skylark.client.errors import InvalidMessage
 from skylark.wire.message import PROPERTY_DELAY_LEVEL, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
 
 _MOST_MS = (1 << 63) - 1
+# As milliseconds these are days of the early seventies; as seconds, all times from 2001 until long from now.
+_LIKE_SECONDS = range(10**9, 10**11)
 
 
 def steady_ms() -> int:
@@ -36,7 +38,7 @@ def _delay_ms(delay_s: float) -> int:
     if isinstance(delay_s, bool) or not isinstance(delay_s, int | float):
         raise InvalidMessage(f"delay_s is {delay_s!r} and must be a number of seconds")
     if not 0 <= delay_s * 1000 <= _MOST_MS or math.isnan(delay_s):
-        raise InvalidMessage(f"delay_s is {delay_s!r} and must be 0 or more")
+        raise InvalidMessage(f"delay_s is {delay_s!r} and must be 0 or more, and no more than {_MOST_MS // 1000}")
     return math.ceil(delay_s * 1000)
 
 
@@ -47,4 +49,6 @@ def _deliver_ms(deliver_at: datetime | int) -> int:
         return math.ceil(deliver_at.timestamp() * 1000)
     if isinstance(deliver_at, bool) or not isinstance(deliver_at, int) or not 0 <= deliver_at <= _MOST_MS:
         raise InvalidMessage(f"deliver_at is {deliver_at!r} and must be a datetime, or milliseconds since 1970")
+    if deliver_at in _LIKE_SECONDS:
+        raise InvalidMessage(f"deliver_at is {deliver_at}, which looks like seconds; it takes milliseconds since 1970")
     return deliver_at

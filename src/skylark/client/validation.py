@@ -71,7 +71,9 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> None:
     """Raises InvalidMessage for a name that no topic can have."""
-    if not isinstance(topic, str) or not topic.strip():
+    if not isinstance(topic, str):
+        raise InvalidMessage(f"the topic is {topic!r} and must be a str")
+    if not topic.strip():
         raise InvalidMessage("the topic is empty; it takes letters, digits and %|_-")
     if len(topic) > MAX_TOPIC_LENGTH:
         raise InvalidMessage(f"the topic has {len(topic)} characters; {MAX_TOPIC_LENGTH} are allowed")
@@ -89,7 +91,9 @@ def check_send_topic(topic: str) -> None:
 
 def check_group(group: str) -> None:
     """Raises InvalidMessage for a name that no group can have."""
-    if not isinstance(group, str) or not group.strip():
+    if not isinstance(group, str):
+        raise InvalidMessage(f"the group is {group!r} and must be a str")
+    if not group.strip():
         raise InvalidMessage("the group is empty; it takes letters, digits and %|_-")
     if len(group) > MAX_GROUP_LENGTH:
         raise InvalidMessage(f"the group has {len(group)} characters; {MAX_GROUP_LENGTH} are allowed")
@@ -121,6 +125,8 @@ def check_labels(
             if " " in each:
                 raise InvalidMessage(f"key {each!r} holds a blank, which would split it; give several keys as a list")
     if properties:
+        if not isinstance(properties, Mapping):
+            raise InvalidMessage(f"properties is {properties!r} and must be a dict of names and values")
         _check_properties(properties)
     if not isinstance(delay_level, int) or isinstance(delay_level, bool) or delay_level < 0:
         raise InvalidMessage(f"delay level {delay_level!r} is not 0 (at once) or a level from 1 (1 s) to 18 (2 h)")

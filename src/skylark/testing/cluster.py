@@ -27,7 +27,7 @@ from skylark.nameserver.app import NameServer
 from skylark.nameserver.config import NamesrvConfig
 from skylark.net.pool import Pool
 from skylark.net.server import bind
-from skylark.testing.home import Home
+from skylark.testing.home import Home, running_loop
 from skylark.wire.bodies import decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
@@ -228,6 +228,7 @@ class LocalCluster:
         return self._name_server
 
     async def __aenter__(self) -> Self:
+        running_loop()
         home = self._enter()
         try:
             await home.reach(self._start)

@@ -13,6 +13,17 @@ _T = TypeVar("_T")
 Work = Callable[[], Coroutine[Any, Any, _T]]
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that this runs on. Raises RuntimeError where it is none of asyncio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "no event loop of asyncio runs here, and nothing else can wait for a cluster's servers in a coroutine: "
+            "enter it by `with`, and use `cluster.run(...)`"
+        ) from None
+
+
 class Home:
     """It runs from its making to its end. The thread is a daemon: a test that forgets it still ends."""
 
@@ -40,7 +51,7 @@ class Home:
 
     async def reach(self, work: Work[_T]) -> _T:
         """Runs `work` there, and waits for it on the caller's loop, whichever that is."""
-        if asyncio.get_running_loop() is self._loop:
+        if running_loop() is self._loop:
             return await work()
         return await asyncio.wrap_future(self._submit(work))
 
