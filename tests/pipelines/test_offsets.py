@@ -406,10 +406,10 @@ def test_an_archive_runs_once(
     orders: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two that took up the same batch would both have kept it; and while it runs, its position is not changed."""
-    with held(tmp_path / "lake" / CHECKPOINT):
-        ran = run_here(
-            monkeypatch, capsys, "pipeline", "archive", "orders", "--to", str(tmp_path / "lake"), "-n", orders.name_servers
-        )
+    lake = tmp_path / "lake"
+    archive = ("pipeline", "archive", "orders", "--to", str(lake), "-n", orders.name_servers)
+    with held(lake / CHECKPOINT):
+        ran = run_here(monkeypatch, capsys, *archive)
     assert ran[0] == 1
     assert "runs in process" in ran[2]
 

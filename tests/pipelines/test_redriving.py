@@ -152,7 +152,7 @@ def test_a_letter_that_is_too_large_holds_up_no_other(cluster: LocalCluster) -> 
     bury(cluster, b"1")
     bury(cluster, zlib.compress(bytes(5 << 20)), sys_flag=SYS_COMPRESSED)
     bury(cluster, b"2")
-    with pytest.raises(PipelineError, match=r"1 dead letter is not sent.* its body has 5,242,880 bytes; broker .* take"):
+    with pytest.raises(PipelineError, match=r"1 dead letter is not sent.* its body has 5,242,880 bytes; broker "):
         redrive(cluster)
     assert bodies(cluster) == Counter([b"1", b"2"])
     assert waiting(cluster) == 1
