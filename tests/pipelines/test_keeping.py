@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -191,6 +192,29 @@ def test_a_death_at_every_step_of_a_run() -> None:
         Driver(disk, broker).run("query")
         assert disk.rows() == broker.there()
         assert not disk.exists(f"{STATE}/staging"), "what is done leaves nothing aside"
+
+
+def test_a_state_that_is_restored_after_the_lake_went_on_without_it() -> None:
+    """As it was at every step of a run: also with a plan of rows that the lake has by now in other files."""
+    for deaths in range(40):
+        disk, broker = Disk(), Broker(2)
+        for queue in broker.logs:
+            broker.send(queue, 7)
+        disk.left = deaths
+        with suppress(Died):
+            Driver(disk, broker).run("query-1")
+        disk.left = None
+        saved = {name: held for name, held in disk.files.items() if name.startswith(f"{STATE}/")}
+        for state, query in (({}, "query-2"), (saved, "query-3")):
+            disk.delete(STATE)
+            disk.files |= state
+            try:
+                Driver(disk, broker).run(query)
+            except PipelineError as e:
+                assert f"delete lake/{CHECKPOINT}" in str(e)
+                disk.delete(CHECKPOINT)
+                Driver(disk, broker).run("query-4")
+            assert disk.rows() == broker.there(), deaths
 
 
 def test_what_is_passed_over_by_hand_is_no_gap() -> None:
