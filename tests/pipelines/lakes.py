@@ -11,7 +11,9 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from skylark.pipelines import checkpoints
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.keeping import CHECKPOINT, Extent, Keeper, batch_of
 from skylark.spark.queues import Offsets, Queue, flat, nested
@@ -127,6 +129,8 @@ class Broker:
         self.logs = {Queue(TOPIC, "broker-a", number): Log() for number in range(queues)}
         self.place = 0
         self.now_ms = 0
+        self.unknown: set[Row] = set()
+        """What the source could not know to be there: it was moved by hand, and its queue was made anew."""
 
     def send(self, queue: Queue, count: int) -> None:
         log = self.logs[queue]
@@ -225,8 +229,13 @@ class Driver:
         return True
 
     def _moved(self, begin: Offsets, lives: Offsets) -> Offsets:
-        logs = self._broker.logs.items()
-        moved = {queue: log.low for queue, log in logs if log.life != lives[queue] or begin[queue] < log.low}
+        moved = {}
+        for queue, log in self._broker.logs.items():
+            if queue not in lives:
+                self._broker.unknown |= set(log.rows[: begin[queue]])
+            is_anew = begin[queue] > len(log.rows) or log.life != lives.get(queue, log.life)
+            if is_anew or begin[queue] < log.low:
+                moved[queue] = log.low
         if moved and not self._skip_lost:
             raise DataLost(f"the queues {moved} are not as they were: set failOnDataLoss=false")
         return moved
@@ -251,6 +260,16 @@ class Driver:
         return found
 
 
+def move_by_hand(disk: Disk, offsets: Offsets) -> None:
+    """What `skylark pipeline offsets set` does to the checkpoint of a stream that has no planned batch."""
+    number = max(int(name) for name in disk.names(f"{CHECKPOINT}/commits") if name.isdigit())
+    name = f"{CHECKPOINT}/offsets/{number}"
+    finished = checkpoints.Batch(number, tuple((disk.read(name) or "").split("\n")))
+    stopped = checkpoints.Checkpoint(Path(CHECKPOINT), finished, None, frozenset())
+    (changed,) = checkpoints.moved(stopped, 0, offsets).written
+    disk.write(name, changed.text)
+
+
 def _lives(stored: dict) -> Offsets:  # type: ignore[type-arg]
     """In the place of the source's marks: which life of each queue the offsets are of."""
-    return flat(stored["m"])
+    return flat(stored.get("m", {}))

@@ -20,6 +20,7 @@ from skylark.client.sync import Producer
 from skylark.pipelines import moving
 from skylark.pipelines.checkpoints import BACKUPS, Checkpoint, apply, held, local_path
 from skylark.pipelines.errors import PipelineError
+from skylark.pipelines.keeping import CHECKPOINT
 from skylark.spark.cluster import Cluster
 from skylark.spark.queues import Queue, nested
 from skylark.testing import LocalCluster
@@ -229,21 +230,6 @@ def test_a_batch_that_did_not_finish_is_not_planned_anew_unasked(model: Model) -
         assert "it is planned anew, under the same number" in change(True).remarks[0]
 
 
-@pytest.mark.parametrize("sign", ["done/1", "done/some-query/1", "planned/1"])
-def test_a_batch_that_the_archive_has_is_left_alone(tmp_path: Path, sign: str) -> None:
-    archive = tmp_path / "_archive"
-    model = Model(archive / "checkpoint", {ZERO: 10, ONE: 4}, {(ZERO, 5)})
-    assert not model.run(4)
-    (archive / sign).parent.mkdir(parents=True)
-    (archive / sign).touch()
-    for change in (
-        lambda: skip(model, ZERO, 5),
-        lambda: moving.set_to(stream_of(model), moving.Wanted(), "latest", ends_of(model), dict, replan=True),
-    ):
-        with pytest.raises(PipelineError, match="the sink has batch 1 already"):
-            change()
-
-
 DECLARED = """\
 name: paid
 source: {{format: rocketmq, options: {{nameServer: "{namesrv}", subscribe: orders}}}}
@@ -414,6 +400,18 @@ def test_by_command(
         code, out, err = offsets(*arguments)
         assert (code, out) == (1, "")
         assert err.startswith(f"skylark: {message}")
+
+
+def test_an_archive_runs_once(
+    orders: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two that took up the same batch would both have kept it; and while it runs, its position is not changed."""
+    lake = tmp_path / "lake"
+    archive = ("pipeline", "archive", "orders", "--to", str(lake), "-n", orders.name_servers)
+    with held(lake / CHECKPOINT):
+        ran = run_here(monkeypatch, capsys, *archive)
+    assert ran[0] == 1
+    assert "runs in process" in ran[2]
 
 
 class Terminal(io.StringIO):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,6 +144,17 @@ def test_a_letter_that_its_broker_refuses_holds_up_no_other(
         with pytest.raises(PipelineError, match="1 dead letter is not sent"):
             redrive(cluster)
         assert bodies(cluster) == Counter(good)
+    assert waiting(cluster) == 1
+
+
+def test_a_letter_that_is_too_large_holds_up_no_other(cluster: LocalCluster) -> None:
+    """It was stored compressed; as it is sent, its broker does not take it."""
+    bury(cluster, b"1")
+    bury(cluster, zlib.compress(bytes(5 << 20)), sys_flag=SYS_COMPRESSED)
+    bury(cluster, b"2")
+    with pytest.raises(PipelineError, match=r"1 dead letter is not sent.* its body has 5,242,880 bytes; broker "):
+        redrive(cluster)
+    assert bodies(cluster) == Counter([b"1", b"2"])
     assert waiting(cluster) == 1
 
 

@@ -154,6 +154,7 @@ class Model:
         return {
             "produce": 6, "batch": 5, "dying_batch": 8, "troubled_batch": 6, "second_driver": 3, "away": 2, "back": 3,
             "snapshot": 2, "restore": 2 if self.snapshots else 0, "fork": 1, "new_group": 3, "new_broker": 1,
+            "topic_anew": 1,
         }  # fmt: skip
 
     # What happens.
@@ -214,6 +215,25 @@ class Model:
             broker = Broker(f"broker-{len(self.world.brokers)}")
             self.world.brokers[broker.name] = broker
             self._meet()
+
+    def _topic_anew(self) -> None:
+        """The topic is deleted and made again, with other queues."""
+        for broker in self.world.brokers.values():
+            broker.topics.pop(TOPIC, None)
+        self.random.choice(list(self.world.brokers.values())).put_topic(TOPIC, self.random.randint(1, 3))
+
+    def death(self, kind: str, in_requests: int) -> bool:
+        """Whether a first batch had so many requests that its driver died at that one; then the next one ended it."""
+        self._meet()
+        self.rows, checkpoint = 5, self.checkpoints[0]
+        self.trouble.set(kind, in_requests)
+        self._life(checkpoint)
+        self._check_once()
+        if not self._is_complete(checkpoint):
+            self._life(checkpoint)
+        if not self._is_complete(checkpoint):
+            raise Violation("the next driver does not end the batch")
+        return self.seen["Died"] > 0
 
     def _meet(self) -> None:
         self._back()

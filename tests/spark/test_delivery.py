@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from skylark.client.errors import NotReachable, RocketMQError
+from skylark.client.errors import BrokerError, NotReachable, RocketMQError
 from skylark.spark.cluster import Cluster
 from skylark.spark.halves import Halves
 from skylark.spark.ledger import Ledger
 from skylark.spark.options import BadOption, write_options
 from skylark.spark.rows import BadRow
 from skylark.spark.sink import BatchWriter, Delivery, OtherRows, Sent
+from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Frame
 from spark.scripted import NAME_SERVER, Broker, World, play
 
@@ -242,6 +243,26 @@ def test_topics_that_the_driver_saw_are_waited_for(world: World) -> None:
     writer = delivery(deliveryGuarantee="at-least-once")
     world.away("b", for_s=20)
     writer.send(tables(range(10)), "query", 0, 0)
+    assert delivered(world) == list(range(10))
+
+
+def test_a_ledger_that_spark_may_not_read_is_said_before_anything_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read as the producer group: with autoCreateSubscriptionGroup=false no decided batch came to its end."""
+    answer = Broker.answer
+    groups = set()
+
+    def known_groups_only(self: Broker, request: Frame, now_ms: int) -> Frame:
+        if request.code == RequestCode.PULL_MESSAGE and request.fields["consumerGroup"] not in groups:
+            return request.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")
+        return answer(self, request, now_ms)
+
+    monkeypatch.setattr(Broker, "answer", known_groups_only)
+    with pytest.raises(BrokerError, match=r"reads as group skylark-spark, .*updateSubGroup .* -g skylark-spark"):
+        delivery()
+    groups.add("skylark-spark")
+    write(range(10))
     assert delivered(world) == list(range(10))
 
 

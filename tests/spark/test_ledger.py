@@ -74,3 +74,12 @@ def test_the_latest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for batch in (8, 11, 9):
         ledger.decide("query", batch, ["x"], [], Content(None, 0, b""))
     assert ledger.latest("query") == 11
+
+
+def test_a_query_that_is_named_like_a_batch_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch write `a` had nothing to send when the write `a:0` had sent the same rows: a `writeId` may be so."""
+    ledger = write_entries(monkeypatch, 0, gap_s=0)
+    ledger.decide("write-a:0", 0, ["x"], [], Content(None, 0, b""))
+    assert ledger.verdict("write-a", 0).manifest is None
+    assert ledger.latest("write-a") is None
+    assert ledger.latest("write-a:0") == 0

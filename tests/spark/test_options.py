@@ -41,6 +41,10 @@ def test_names_are_taken_in_any_case_and_spark_s_own_are_passed_over() -> None:
             {**NEEDED, "startingTimestamp": "2", "endingTimestamp": "1"},
             "endingTimestamp=1 is before startingTimestamp=2",
         ),
+        (
+            {**NEEDED, "startingTimestamp": "2", "endingOffsetsByTimestamp": '{"orders":{"b":{"0":1}}}'},
+            "queue 0 of topic orders at broker b is to be read up to the time 1, which is before its first one, 2",
+        ),
         ({**NEEDED, "badRecords": "dlq"}, "need each other"),
         ({**NEEDED, "badRecords": "dlq", "dlqTopic": "a b"}, "dlqTopic='a b': .*illegal characters"),
         ({**NEEDED, "badRecords": "dlq", "dlqTopic": "orders"}, "is itself read"),

@@ -7,8 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skylark.pipelines.checkpoints import moved_end
 from skylark.spark.planning import backlog, capped, ranges_between, tasks
-from skylark.spark.queues import Mark, Position, Queue, Range, from_spark, moved_by_hand, to_spark
+from skylark.spark.queues import Mark, Position, Queue, Range, from_spark, to_spark
 
 QUEUES = st.builds(Queue, st.sampled_from("ab"), st.sampled_from(["x", "y"]), st.integers(0, 3))
 OFFSETS = st.dictionaries(QUEUES, st.integers(0, 20_000))
@@ -76,7 +77,7 @@ def test_a_position_survives_the_checkpoint_in_one_order(position: Position) -> 
 
 @given(POSITIONS, OFFSETS)
 def test_a_position_that_is_set_by_hand_has_no_marks(position: Position, offsets: dict[Queue, int]) -> None:
-    moved = Position.of(moved_by_hand(position.to_spark(None, None), offsets))
+    moved = Position.of(moved_end(position.to_spark(None, None), offsets))
     assert moved.offsets == {**position.offsets, **offsets}
     assert moved.first == position.first
     assert not offsets.keys() & (moved.marks.keys() | moved.begins.keys())

@@ -48,6 +48,15 @@ def test_each_row_once_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(seen[kind] >= 20 for kind in wanted), seen
 
 
+@pytest.mark.parametrize("kind", ["dies", "dies after"])
+def test_a_death_at_every_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        last = 0
+        while Model(seed, play(monkeypatch, world_of(seed))).death(kind, last):
+            last += 1
+        assert last >= 20
+
+
 def unmarked(cluster: Cluster, topic: str, address: str, perm: int, put: Any = sole._put) -> None:
     if perm:
         put(cluster, topic, address, perm)

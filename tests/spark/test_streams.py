@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from skylark.client.errors import BrokerError, NotReachable, RouteNotFound
+from skylark.pipelines.checkpoints import moved_end
+from skylark.spark.bodies import Shape
+from skylark.spark.options import BadOption, batch_options
 from skylark.spark.positions import DataLost
 from skylark.spark.pulls import Pace
-from skylark.spark.queues import Position, Queue, moved_by_hand
+from skylark.spark.queues import Position, Queue
+from skylark.spark.source import BatchReader
+from skylark.wire.frame import Frame
 from spark.conftest import wait_until
-from spark.topics_model import GROUP, Model, ModelQueue, Query, install
+from spark.topics_model import GROUP, NAME_SERVER, Model, ModelQueue, Query, install
 
 A0 = Queue("t", "a", 0)
 EARLIEST = {"subscribe": "t", "startingOffsets": "earliest"}
@@ -49,6 +56,33 @@ def test_messages_that_come_while_a_stream_starts_are_read_once(model: Model, op
     assert query.read() == []
     query.done = 1
     assert query.drain() == texts(5, 6, 7, 8)
+
+
+def test_streams_that_start_while_messages_come(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more between any two requests: with the options that streams have by default, none is lost or doubled."""
+    model.create("t", 2)
+    answer, numbers = Model.answer, itertools.count()
+
+    def busy(self: Model, address: str, request: Frame) -> Frame:
+        number = next(numbers)
+        self.send("t", b"%d" % number, queue_id=number % 2)
+        return answer(self, address, request)
+
+    monkeypatch.setattr(Model, "answer", busy)
+    for _ in range(20):
+        query = Query(subscribe="t")
+        found: dict[str, list[int]] = {"0": [], "1": []}
+        for _ in range(3):
+            assert query.plan()
+            rows = query.read()
+            query.start()  # it ended in the middle of the batch, which comes again
+            assert query.read() == rows
+            query.done += 1
+            for _, queue_id, offset, _ in rows:
+                found[str(queue_id)].append(offset)
+        first = json.loads(query.planned[0])["f"]["t"]["a"]
+        assert all(some == list(range(first[queue], first[queue] + len(some))) for queue, some in found.items())
+        assert all(found.values())
 
 
 def test_a_first_batch_that_fails_comes_again_with_the_same_rows(model: Model) -> None:
@@ -96,9 +130,21 @@ def test_positions_that_are_set_by_hand(model: Model) -> None:
     send(model, 0, 5)
     query = Query(**EARLIEST)
     assert query.drain() == texts(0, 1, 2, 3, 4)
-    query.planned[-1] = json.dumps(moved_by_hand(json.loads(query.planned[-1]), {A0: 3}))
+    query.planned[-1] = json.dumps(moved_end(json.loads(query.planned[-1]), {A0: 3}))
     query.start()
     assert query.drain() == texts(3, 4)
+
+
+def test_a_batch_read_that_ends_before_it_begins(model: Model) -> None:
+    """It had no rows, and said nothing."""
+    send(model, 0, 5)
+    given = {"nameServer": NAME_SERVER, "subscribe": "t", "startingOffsets": '{"t":{"a":{"0":4}}}'}
+    for end, said in (("3", "queue 0 of topic t at broker a ends at 3 and begins at 4"), ("4", None)):
+        reader = BatchReader(
+            batch_options({**given, "endingOffsets": f'{{"t":{{"a":{{"0":{end}}}}}}}'}), Shape(["offset"])
+        )
+        with pytest.raises(BadOption, match=said) if said is not None else nullcontext():
+            reader.partitions()
 
 
 # What is lost.
@@ -292,6 +338,31 @@ def test_a_broker_that_is_away_is_no_loss(two: Model) -> None:
     assert query.batch() == texts(12, 13)
 
 
+@pytest.mark.parametrize("named", [{"subscribe": "t,u"}, {"assign": '{"t":{"a":[0]},"u":{"b":[0]}}'}])
+def test_a_topic_whose_only_broker_is_away_holds_up_no_other(two: Model, named: dict[str, str]) -> None:
+    """With `subscribe` and `assign` the query waited for it, and ended."""
+    two.create("u")
+    del two.brokers["b"].topics["t"], two.brokers["a"].topics["u"]
+    query = Query(**named, startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    send(two, 0, 3)
+    two.send("u", *texts(10, 11, 12), broker="b")
+    query.batch()
+    two.brokers["b"].is_up = False
+    assert query.drain() == texts(1, 2)
+    two.brokers["a"].is_up = False
+    with pytest.raises(NotReachable, match="topic t, u: none of its brokers is there"):
+        query.drain()
+    two.brokers["a"].is_up = two.brokers["b"].is_up = True
+    assert query.drain() == texts(11, 12)
+    two.delete("u")
+    two.send("t", "x")
+    assert query.drain() == [b"x"]  # of the other nothing is lost
+    two.create("u")
+    two.send("u", *texts(20, 21, 22, 23), broker="b")
+    with pytest.raises(DataLost, match=r"queue 0 of topic u at broker b: .*the topic was deleted and made again"):
+        query.drain()
+
+
 def test_a_slave_that_is_behind_is_waited_for(model: Model) -> None:
     broker = model.brokers["a"]
     send(model, 0, 3)
@@ -339,7 +410,7 @@ def test_a_pattern_leaves_out_what_nobody_sent(model: Model) -> None:
     own = (
         "TBW102 SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC "
         "SELF_TEST_TOPIC OFFSET_MOVED_EVENT BenchmarkTest rmq_sys_wheel_timer rmq_sys_REVIVE_LOG_model %RETRY%g %DLQ%g "
-        "model model_REPLY_TOPIC a skylark_spark_ledger"
+        "model model_REPLY_TOPIC a skylark_spark_ledger SKYLARK_REDRIVEN"
     )
     for topic in (*own.split(), "orders_REPLY_TOPIC"):
         model.create(topic)

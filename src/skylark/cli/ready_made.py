@@ -4,6 +4,7 @@ Names and times are checked before Spark starts, which takes seconds. Spark and 
 commands: the command line must also work without them.
 """
 
+import contextlib
 import functools
 import sys
 from pathlib import Path
@@ -67,13 +68,19 @@ def archive(
     log_to_stderr(verbose=verbose)
     with user_errors():
         from skylark.pipelines import archive as archiving
+        from skylark.pipelines.checkpoints import held, local_path
+        from skylark.pipelines.keeping import CHECKPOINT
         from skylark.pipelines.progress import follow
         from skylark.pipelines.session import session
         from skylark.pipelines.topics import existing
 
         every_ms = None if every is None else archiving.interval_ms(every)
         existing(namesrv, topics)
-        with session(master, "archive", conf=pairs(conf, "--conf"), verbose=verbose) as spark:
+        lake = local_path(to)
+        with (
+            contextlib.nullcontext() if lake is None else held(lake / CHECKPOINT),
+            session(master, "archive", conf=pairs(conf, "--conf"), verbose=verbose) as spark,
+        ):
             begin = functools.partial(
                 archiving.archive,
                 spark,

@@ -6,6 +6,7 @@
 Spark goes on from the newest batch. If it is finished, the next one begins where it ended. If it is only planned, it
 runs again: from where the batch before ended to where it was planned to end. Our sources' lines are JSON objects:
 `o` is topic -> broker -> queue -> offset, `m` has marks and `b` other beginnings of queues, `f` is where it all began.
+A change adds `h`: where the stream was before in the queues that were moved, for the archive, which looks for gaps.
 
 A change never makes a batch: a sink may count them (Spark's files), and state has one version for each. The end of the
 last finished batch is changed instead, which Spark does not run again. Spark itself holds no lock on a checkpoint;
@@ -22,7 +23,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -137,12 +138,12 @@ class Change(msgspec.Struct, frozen=True):
 def moved(checkpoint: Checkpoint, source: int, offsets: Offsets) -> Change:
     """The stream goes on from these offsets; a planned batch is planned anew."""
     if checkpoint.finished is not None:
-        end = _moved(checkpoint.finished.ends[source], offsets)
+        end = moved_end(checkpoint.finished.ends[source], offsets)
         planned = checkpoint.planned
         return Change((checkpoint.finished.with_end(source, end),), planned.number if planned else None)
     assert checkpoint.planned is not None
     # There is no batch before it whose end could be changed: it stays planned, and reads nothing of these queues.
-    end = _moved(checkpoint.planned.ends[source], offsets)
+    end = _placed(checkpoint.planned.ends[source], offsets, ("m", "b"))
     for queue, offset in offsets.items():
         _place(end["f"], queue, offset)
     return Change((checkpoint.planned.with_end(source, end),))
@@ -151,7 +152,7 @@ def moved(checkpoint: Checkpoint, source: int, offsets: Offsets) -> Change:
 def shortened(checkpoint: Checkpoint, source: int, queue: Queue, offset: int) -> Change:
     """The planned batch ends before a message in the middle of it; what it has of other queues stays."""
     assert checkpoint.planned is not None
-    end = _moved(checkpoint.planned.ends[source], {queue: offset}, keep_beginning=True)
+    end = _placed(checkpoint.planned.ends[source], {queue: offset}, ("m",))
     return Change((checkpoint.planned.with_end(source, end),))
 
 
@@ -249,12 +250,21 @@ def _seen(directory: Path) -> frozenset[tuple[str, int, int]]:
     return frozenset(found)
 
 
-def _moved(end: Mapping[str, Any], offsets: Offsets, *, keep_beginning: bool = False) -> dict[str, Any]:
+def moved_end(end: Mapping[str, Any], offsets: Offsets) -> dict[str, Any]:
+    """The end of a batch that is finished with other offsets, and with where the stream was when it ended."""
+    found = _placed(end, offsets, ("m", "b"))
+    was = {**dict.fromkeys(offsets, 0), **from_spark(end), **flat(end.get("h", {}))}
+    for queue in offsets:
+        _place(found.setdefault("h", {}), queue, was[queue])
+    return found
+
+
+def _placed(end: Mapping[str, Any], offsets: Offsets, left_out: Sequence[str]) -> dict[str, Any]:
     """`end` with other offsets. What is not known here stays; marks of queues that move are of another place."""
     found = copy.deepcopy(dict(end))
     for queue, offset in offsets.items():
         _place(found["o"], queue, offset)
-        for name in ("m",) if keep_beginning else ("m", "b"):
+        for name in left_out:
             if name in found:
                 _leave_out(found[name], queue)
                 if not found[name]:

@@ -17,7 +17,8 @@ batch is done only if it is the one that the newest mark names. Any other is che
 - It may reach back to what the lake has: then it is compared with the lake, row by row, and only what is new is kept.
   The mark also says how far the rows in the lake go, so that batches beyond are not compared.
 - It may begin behind a gap, as with the checkpoint of another archive: that is an error, and the way on is to delete
-  the checkpoint. A new one begins with the oldest message, and what the lake has is not kept twice.
+  the checkpoint. A new one begins with the oldest message, and what the lake has is not kept twice. What somebody
+  passed over by hand (`skylark pipeline offsets`) is no gap: the checkpoint says where the stream was before.
 
 Files are named by the number of the batch in the lake. So files that are newer than the newest mark tell that the marks
 were restored, or are gone; how far the lake goes is then found from its rows.
@@ -95,12 +96,18 @@ class Batch(msgspec.Struct, frozen=True):
     begin: Tree | None
     end: Tree
     moved: Tree = {}
+    by_hand: Tree = {}
+    """Where the query was in queues that were moved by hand before the batch was planned"""
     digest: str = ""
     """Of what the checkpoint says of it, with the time at which it was planned: the same only if it comes again"""
 
     def starts(self) -> Offsets:
         """Where the rows of each queue begin, as far as it is known; else at 0."""
         return {**flat(self.begin or {}), **flat(self.moved)}
+
+    def came_from(self) -> Offsets | None:
+        """Where the query was before the batch, whatever somebody passed over since."""
+        return None if self.begin is None else {**flat(self.begin), **flat(self.by_hand)}
 
 
 class Came(msgspec.Struct, frozen=True):
@@ -142,7 +149,8 @@ class Keeper:
             return
         batch = batch_of(self._files, last)
         if last <= done:
-            self._check(Batch(batch.query, last + 1, batch.end, batch.end))
+            by_hand = (_stored_end(self._files, last) or {}).get("h", {})
+            self._check(Batch(batch.query, last + 1, batch.end, batch.end, by_hand=by_hand))
         elif self._mark is None or self._mark.batch != batch:  # it comes again
             self._check(batch)
 
@@ -212,13 +220,14 @@ class Keeper:
     def _check(self, batch: Batch) -> None:
         """Raises PipelineError if messages before the batch would be missing in the lake."""
         came = self._mark.queries.get(batch.query) if self._mark is not None else None
-        begin = None if batch.begin is None else flat(batch.begin)
+        begin = batch.came_from()
         if batch.number and not self._has_old_marks(batch):
             if came is None:
                 raise self._not_of_this_lake("has never written here")
             if batch.number > came.number + 1 or begin is None:
                 raise self._not_of_this_lake(f"is at batch {batch.number}, and the last one here is {came.number}")
-            if batch.number == came.number + 1 and batch.begin != came.end:
+            ended = flat(came.end)
+            if batch.number == came.number + 1 and any(begin[queue] > ended.get(queue, 0) for queue in begin):
                 raise self._not_of_this_lake(f"has another batch {came.number} than the one that is here")
             behind = {queue: offset for queue, offset in begin.items() if offset > self._most.get(queue, 0)}
             if behind:
@@ -295,8 +304,8 @@ def queues_noted(files: Store) -> list[Queue]:
 def batch_of(files: Store, number: int) -> Batch:
     """The batch of that number, as Spark's checkpoint has it. Raises PipelineError."""
     query = _object(files.read(f"{CHECKPOINT}/metadata") or "").get("id")
-    text, text_before = (files.read(f"{CHECKPOINT}/offsets/{each}") or "" for each in (number, number - 1))
-    stored, before = _stored(text), _stored(text_before)
+    text = files.read(f"{CHECKPOINT}/offsets/{number}") or ""
+    stored, before = _stored(text), _stored_end(files, number - 1)
     if query is None or stored is None:
         raise PipelineError(
             f"{files.root}/{CHECKPOINT} does not tell which messages batch {number} has: unset "
@@ -308,9 +317,15 @@ def batch_of(files: Store, number: int) -> Batch:
         "begin": stored.get("f") if number == 0 else before and before["o"],
         "end": stored["o"],
         "moved": stored.get("b", {}),
+        "by_hand": (before or {}).get("h", {}),
         "digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
     }
     return msgspec.convert(found, type=Batch)
+
+
+def _stored_end(files: Store, number: int) -> dict[str, Any] | None:
+    """Where a batch ended, as the checkpoint has it."""
+    return _stored(files.read(f"{CHECKPOINT}/offsets/{number}") or "")
 
 
 def _stored(text: str) -> dict[str, Any] | None:

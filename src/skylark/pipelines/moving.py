@@ -308,7 +308,7 @@ def _moving(stream: Stream, source: int, moves: Mapping[Queue, Move], replan: bo
 
 
 def _refuse_done(stream: Stream) -> None:
-    """A batch that its sink has must not come again with other rows: files and the archive would pass it over."""
+    """A batch that its files have must not come again with other rows: they would be passed over."""
     checkpoint = stream.checkpoint
     assert checkpoint.planned is not None
     number = checkpoint.planned.number
@@ -320,18 +320,12 @@ def _refuse_done(stream: Stream) -> None:
 
 
 def _signs(stream: Stream, number: int) -> list[Path]:
-    """Files that are there when the sink has the batch."""
-    directory, declared = stream.checkpoint.directory, stream.declared
-    found = []
-    if directory.parent.name == "_archive":
-        for part in ("planned", "done"):
-            found += sorted((directory.parent / part).glob(f"**/{number}"))
-    if declared is not None and declared.pipeline.sink.path is not None:
-        path = local_path(declared.located(declared.pipeline.sink.path))
-        if path is not None:
-            log = path / "_spark_metadata"
-            found += [log / str(number), log / f"{number}.compact"]
-    return found
+    """Files that are there when the sink has the batch. An archive compares what comes again with what it has."""
+    declared = stream.declared
+    if declared is None or declared.pipeline.sink.path is None:
+        return []
+    path = local_path(declared.located(declared.pipeline.sink.path))
+    return [] if path is None else [path / "_spark_metadata" / name for name in (str(number), f"{number}.compact")]
 
 
 def _expect_there(queues: Iterable[Queue], ends: Ends) -> None:

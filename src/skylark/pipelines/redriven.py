@@ -24,13 +24,14 @@ from skylark.pipelines.reading import messages_of
 from skylark.pipelines.resending import TIMEOUT_S, outgoing
 from skylark.spark.cluster import Cluster
 from skylark.spark.outbox import Outbox, Pack
+from skylark.spark.own_topics import REDRIVEN
 from skylark.spark.queues import Queue
 from skylark.spark.sink import unique_keys
 from skylark.spark.sole import ensure_sole, find_sole
 from skylark.wire.frame import Frame
 from skylark.wire.message import PROPERTY_KEYS
 
-REDRIVEN_TOPIC: Final = "SKYLARK_REDRIVEN"
+REDRIVEN_TOPIC: Final = REDRIVEN
 PRODUCER: Final = "skylark-redrive"
 _PAUSE_S: Final = 0.02
 

@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from skylark.client.errors import BrokerError, RocketMQError
+from skylark.client.errors import BrokerError, InvalidMessage, RocketMQError
 from skylark.client.sending import RETRY_CODES
 from skylark.client.subscriptions import RETRY_PREFIX
 from skylark.pipelines.errors import PipelineError
@@ -155,7 +155,7 @@ class _Sender(Generic[_T]):
             for _, message in self._step:
                 self._put(message)
             self._outbox.flush()
-        except BrokerError as e:
+        except (BrokerError, InvalidMessage) as e:
             if self._refused is None or not _is_refusal(e):
                 raise
             self._drain()
@@ -183,7 +183,7 @@ class _Sender(Generic[_T]):
             try:
                 self._put(message)
                 self._outbox.flush()
-            except BrokerError as e:
+            except (BrokerError, InvalidMessage) as e:
                 if not _is_refusal(e):
                     raise
                 refused(item, e)
@@ -209,9 +209,9 @@ class _Sender(Generic[_T]):
         self._stored.update(map(id, pack.messages))
 
 
-def _is_refusal(error: BrokerError) -> bool:
+def _is_refusal(error: BrokerError | InvalidMessage) -> bool:
     """Whether the broker will not take the message, now or later; else it was busy for too long."""
-    return error.code not in RETRY_CODES
+    return isinstance(error, InvalidMessage) or error.code not in RETRY_CODES
 
 
 def _messages(count: int) -> str:

@@ -31,7 +31,6 @@ from skylark.wire.bodies import TAG, TopicList, decode_body
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding, Frame
 from skylark.wire.headers import (
-    CreateTopic,
     GetMaxOffset,
     GetMinOffset,
     GetRouteInfo,
@@ -49,7 +48,6 @@ _PAUSE_S: Final = 0.2
 _PIPELINED: Final = 256  # requests on the way at once: more would fill the sockets of both sides
 _SUBSCRIPTION_IN_REQUEST: Final = 4
 _UNKNOWN: Final = -1
-_READ_WRITE: Final = 6
 _SHORTEST_WAIT_S: Final = 0.05
 _ONCE_S: Final = 5.0
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
@@ -123,6 +121,10 @@ class Cluster:
             self._routes[topic] = build_route(topic, decode_body(TopicRouteData, reply.body))
         return self._routes[topic]
 
+    def existing(self, topic: str) -> TopicRoute:
+        """The route of a topic that is there, or comes back within the timeout. Raises NotReachable."""
+        return self.retrying(lambda: self._existing(topic))
+
     def route_for_send(self, topic: str) -> TopicRoute:
         """The same for a producer: a topic that does not exist yet gets the route on which brokers would make it."""
         try:
@@ -172,16 +174,10 @@ class Cluster:
 
     def queues(self, topic: str, *, must_exist: bool = False) -> list[Queue]:
         """The queues that can be read now. A topic that `must_exist` is waited for: its broker may be restarting."""
-        route = self.retrying(lambda: self._existing(topic)) if must_exist else self.route(topic, refresh=True)
+        route = self.existing(topic) if must_exist else self.route(topic, refresh=True)
         if route.leaders:
             raise RocketMQError(f"topic {topic!r} is a static topic: its logical queues can't be read here")
         return [Queue(topic, queue.broker_name, queue.queue_id) for queue in route.read_queues]
-
-    def make_topic(self, topic: str, address: str) -> None:
-        """Makes a topic of one queue at the broker there; returns when the name servers know it."""
-        header = CreateTopic(topic, DEFAULT_TOPIC, 1, 1, _READ_WRITE, "SINGLE_TAG")
-        self.ask_address(address, Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header)))
-        self.retrying(lambda: self._existing(topic))
 
     # Offsets. Each call asks for all queues at once: the requests to a broker follow each other without a wait.
 

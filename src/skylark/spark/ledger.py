@@ -12,7 +12,8 @@ no others of that batch are.
 - The topic has one queue, so everybody sees the same order. Of several manifests for one batch (a driver that was
   thought dead) the first counts, unless it names an attempt that was aborted before it.
 - There is one ledger of a name in a cluster (`sole`). Only the master of its broker is asked: a slave may be behind.
-- Entries are found by their keys in the broker's index: `QUERY:BATCH`, and manifests also by `QUERY`.
+- Entries are found by their keys in the broker's index: `QUERY:BATCH`, and manifests also by `:QUERY`.
+- The ledger is read as all of Spark reads (`READ_GROUP`): the group of a query is a producer's.
 - A manifest says what its rows were (`Content`). A batch that comes again with others is not the one that was decided:
   its checkpoint was restored or copied, or the query gives other rows each time. That is an error, and never silence.
 - Every batch has a manifest, also one without rows, so a batch that comes again is always known.
@@ -33,7 +34,15 @@ import numpy as np
 
 from skylark.client.errors import BrokerError, MessageNotFound, NotReachable, RocketMQError
 from skylark.net.blocking import BlockingConnection
-from skylark.spark.cluster import Cluster, Filter, pull_fields, pull_request, unless_busy
+from skylark.spark.cluster import (
+    READ_GROUP,
+    Cluster,
+    Filter,
+    check_may_read,
+    pull_fields,
+    pull_request,
+    unless_busy,
+)
 from skylark.spark.content import Content
 from skylark.spark.options import BadOption
 from skylark.spark.queues import Queue
@@ -134,7 +143,10 @@ class Ledger:
         self._masters: dict[str, str] = {}
 
     def prepare(self) -> None:
-        """Makes the topic if there never was one. Raises BadOption for one that can't be a ledger."""
+        """Makes the topic if there never was one. Raises BadOption for one that can't be a ledger.
+
+        Raises BrokerError if it can't be read: after a decision it would be too late to find that out.
+        """
 
         def check(broker: str, address: str) -> None:
             request = Frame(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -143,6 +155,7 @@ class Ledger:
         queue = self._keep(ensure_sole(self._cluster, self._topic, check))
         info = self._ask(queue.broker, Frame(RequestCode.GET_BROKER_RUNTIME_INFO))
         require_skylark(queue.broker, decode_body(KVTable, info.body).table)
+        self._pull(0)
 
     def verdict(self, query: str, batch: int) -> Verdict:
         found = self._entries(batch_key(query, batch))
@@ -150,13 +163,9 @@ class Ledger:
 
     def latest(self, query: str) -> int | None:
         """The last batch of the query that has a manifest; None if there is none, or only some of old."""
-        batches = [
-            int(key.rpartition(":")[2])
-            for record in self._page(query, _END_OF_TIME_MS)
-            for key in _keys(record)
-            if key.startswith(f"{query}:")
-        ]
-        return max(batches, default=None)
+        found = self._page(query_key(query), _END_OF_TIME_MS)
+        keys = [_keys(record) for record in found]
+        return max((int(of[0].rpartition(":")[2]) for of in keys if query_key(query) in of), default=None)
 
     def add_part(self, places: Places) -> int:
         """Notes where half messages are, and returns the number by which a manifest names the note."""
@@ -167,7 +176,7 @@ class Ledger:
     ) -> Verdict:
         """Writes the manifest; what counts may be one that came before it."""
         entry = Manifest(list(attempts), list(parts), content)
-        self._append(msgspec.msgpack.encode(entry), KEY_SEPARATOR.join((batch_key(query, batch), query)))
+        self._append(msgspec.msgpack.encode(entry), KEY_SEPARATOR.join((batch_key(query, batch), query_key(query))))
         return self.verdict(query, batch)
 
     def abort(self, query: str, batch: int, attempts: Sequence[str]) -> Verdict:
@@ -260,13 +269,17 @@ class Ledger:
         return list(_records(reply.body))
 
     def _part(self, offset: int) -> Places:
-        queue = self._queue()
-        request = pull_request(pull_fields(self._group, queue, Filter()), offset, 1)
-        reply = self._ask(queue.broker, request)
-        for record in _records(reply.body):
+        for record in self._pull(offset):
             if record.queue_offset == offset:
                 return msgspec.msgpack.decode(record.body, type=Places)
         raise MessageNotFound(f"ledger {self._topic!r} has lost the entry at offset {offset}")
+
+    def _pull(self, offset: int) -> list[StoredMessage]:
+        """The entry there, if there is one. Raises BrokerError if Spark may not read."""
+        queue = self._queue()
+        reply = self._ask(queue.broker, pull_request(pull_fields(READ_GROUP, queue, Filter()), offset, 1))
+        check_may_read(reply, queue.broker)
+        return list(_records(reply.body))
 
     def _queue(self) -> Queue:
         return self._found or self._keep(require_sole(self._cluster, self._topic))
@@ -326,6 +339,11 @@ def require_skylark(broker: str, info: dict[str, str]) -> None:
 
 def batch_key(query: str, batch: int) -> str:
     return f"{query}:{batch}"
+
+
+def query_key(query: str) -> str:
+    """That of no batch of any query: a `writeId` may end like a batch."""
+    return f":{query}"
 
 
 def _keys(record: StoredMessage) -> list[str]:

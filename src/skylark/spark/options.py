@@ -15,6 +15,7 @@ from msgspec import Meta, field
 from skylark.client.addresses import parse_name_servers
 from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
+from skylark.spark.own_topics import LEDGER
 from skylark.spark.queues import Offsets, flat
 
 _MOST: Final = 2**63 - 1
@@ -129,7 +130,7 @@ class Writing(Connecting, rename="camel", kw_only=True, frozen=True):
     )
     ledger_topic: Annotated[
         str, Meta(description="where exactly-once writes note what is decided; it has one queue")
-    ] = "skylark_spark_ledger"
+    ] = LEDGER
     new_ledger: Annotated[
         bool, Meta(description="go on with a stream though the ledger does not know the batch before")
     ] = False
@@ -211,6 +212,7 @@ def read_options(options: Mapping[str, str]) -> Reading:
         for name in _given(found, ("endingTimestamp", "endingOffsetsByTimestamp")):
             raise BadOption(f"the options endingOffsets and {name} exclude each other")
     check_times(found.starting_timestamp, found.ending_timestamp)
+    _check_times_of_queues(found)
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
     if found.sql_filter is not None:
@@ -300,6 +302,20 @@ def check_times(starting_ms: int | None, ending_ms: int | None) -> None:
     """Raises BadOption for a range of time that ends before it begins."""
     if starting_ms is not None and ending_ms is not None and ending_ms < starting_ms:
         raise BadOption(f"option endingTimestamp={ending_ms} is before startingTimestamp={starting_ms}")
+
+
+def _check_times_of_queues(options: Reading) -> None:
+    starts, ends = (
+        per_queue(text, name) if text is not None else {}
+        for name, text in (
+            ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+            ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+        )
+    )
+    for queue in sorted({**starts, **ends}):
+        start_ms, end_ms = starts.get(queue, options.starting_timestamp), ends.get(queue, options.ending_timestamp)
+        if start_ms is not None and end_ms is not None and end_ms < start_ms:
+            raise BadOption(f"{queue} is to be read up to the time {end_ms}, which is before its first one, {start_ms}")
 
 
 def check_connecting(options: Connecting) -> None:

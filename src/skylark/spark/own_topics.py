@@ -13,7 +13,10 @@ _TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC", "BenchmarkTest", "DefaultHeartBeatSyncerTopic",
     )
 )  # fmt: skip
-_LEDGER: Final = "skylark_spark_ledger"  # a stream that read it would make it longer with every batch
+LEDGER: Final = "skylark_spark_ledger"
+"""Of exactly-once writes, unless they name another: a stream that read it would make it longer with every batch."""
+REDRIVEN: Final = "SKYLARK_REDRIVEN"
+"""What was sent back of the dead letters."""
 
 
 def is_own(topic: str) -> bool:
@@ -25,7 +28,6 @@ def is_own_of(topic: str, clusters: Collection[str], brokers: Collection[str]) -
     """The same where it is known which clusters and brokers there are: each has topics that are named after it."""
     return (
         _has_own_name(topic)
-        or topic == _LEDGER
         or topic in clusters
         or topic in brokers
         or (topic.endswith(_REPLIES) and topic.removesuffix(_REPLIES) in clusters)
@@ -33,4 +35,4 @@ def is_own_of(topic: str, clusters: Collection[str], brokers: Collection[str]) -
 
 
 def _has_own_name(topic: str) -> bool:
-    return topic in _TOPICS or topic.startswith(_PREFIXES)
+    return topic in _TOPICS or topic in (LEDGER, REDRIVEN) or topic.startswith(_PREFIXES)

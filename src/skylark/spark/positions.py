@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from skylark.client.errors import RocketMQError, RouteNotFound
+from skylark.client.errors import NotReachable, RocketMQError, RouteNotFound
 from skylark.spark.cluster import Cluster
 from skylark.spark.options import BadOption, Reading, assigned_queues, per_queue
 from skylark.spark.queues import EARLIEST, LATEST, Offsets, Queue
@@ -18,9 +18,16 @@ class DataLost(RocketMQError):
 def queues_of(cluster: Cluster, options: Reading, known: Iterable[str] = ()) -> list[Queue]:
     """The queues that the options name, as they are now. Raises RouteNotFound or BadOption.
 
-    Of the topics that are `known` it is waited for those that are missing, since their broker may be starting again; or
-    they are left out, if the user does not mind that messages are lost.
+    Of the topics that are `known` those that are missing are left out: their brokers may be away. Raises NotReachable
+    if nothing is there, unless the user does not mind that messages are lost.
     """
+    queues = _named_queues(cluster, options, known)
+    if known and not queues and options.fail_on_data_loss and options.subscribe_pattern is None:
+        raise NotReachable(f"topic {', '.join(sorted(known))}: none of its brokers is there, or it does not exist now")
+    return queues
+
+
+def _named_queues(cluster: Cluster, options: Reading, known: Iterable[str]) -> list[Queue]:
     if options.assign is not None:
         return _assigned(cluster, options.assign, known)
     if options.subscribe is not None:
@@ -31,18 +38,16 @@ def queues_of(cluster: Cluster, options: Reading, known: Iterable[str] = ()) -> 
         topics = cluster.topics(options.subscribe_pattern or "")
         if not topics and not known:
             raise RouteNotFound(f"option subscribePattern={options.subscribe_pattern!r} matches no topic")
-    return sorted(queue for topic in topics for queue in _queues(cluster, options, topic, known))
+    return sorted(queue for topic in topics for queue in _queues(cluster, topic, known))
 
 
-def _queues(cluster: Cluster, options: Reading, topic: str, known: Iterable[str]) -> list[Queue]:
-    if topic not in known:
-        return cluster.queues(topic)
-    if options.fail_on_data_loss:
-        return cluster.queues(topic, must_exist=True)
+def _queues(cluster: Cluster, topic: str, known: Iterable[str]) -> list[Queue]:
     try:
         return cluster.queues(topic)
     except RouteNotFound:
-        return []
+        if topic in known:
+            return []
+        raise
 
 
 def starting(cluster: Cluster, options: Reading, queues: Iterable[Queue], *, otherwise: str) -> Offsets:
@@ -69,6 +74,17 @@ def ending(cluster: Cluster, options: Reading, queues: Iterable[Queue]) -> Offse
     if options.ending_offsets in ("earliest", "group"):
         raise BadOption(f"option endingOffsets={options.ending_offsets}: expected latest or JSON per queue")
     return _offsets(cluster, options, queues, options.ending_offsets, "endingOffsets", LATEST)
+
+
+def check_order(options: Reading, start: Offsets, end: Offsets) -> None:
+    """Raises BadOption for a queue that by its options ends before it begins."""
+    if not (options.starting_offsets or "").lstrip().startswith("{") or options.ending_offsets == "latest":
+        return
+    for queue in sorted(end):
+        if end[queue] < start[queue]:
+            raise BadOption(
+                f"option endingOffsets: {queue} ends at {end[queue]} and begins at {start[queue]}"
+            )
 
 
 def _since(cluster: Cluster, options: Reading, times_ms: Mapping[Queue, int], option: str) -> Offsets:
@@ -128,9 +144,8 @@ def _assigned(cluster: Cluster, text: str, known: Iterable[str]) -> list[Queue]:
     )
     if not wanted:
         raise BadOption(f"option assign={text!r} names no queue")
-    if not known:  # a stream that goes on knows them, and waits for those that are not there for a while
-        there = {queue for topic in tree for queue in cluster.queues(topic)}
-        for queue in wanted:
-            if queue not in there:
-                raise BadOption(f"option assign: there is no {queue}")
-    return wanted
+    there = {queue for topic in tree for queue in _queues(cluster, topic, known)}
+    for queue in wanted:
+        if queue not in there and not known:  # a stream that goes on knows them
+            raise BadOption(f"option assign: there is no {queue}")
+    return [queue for queue in wanted if queue in there]

@@ -16,12 +16,13 @@ Spark compares offsets as texts, so the same offsets must always give the same t
   that a queue that was made anew is told from the one that was read.
 - `b` says where a queue begins in the batch that ends here, if that is not where the batch before ended: a new queue,
   or one of which messages were lost.
+- `h`, in a line that `skylark pipeline offsets` changed, says where queues were that it moved.
 - `g` and `n` say to which group, at which name server, progress is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -142,20 +143,3 @@ def from_spark(stored: Mapping[str, Any]) -> Offsets:
             "it was written by another version of Skylark, or by another source"
         )
     return flat(stored["o"])
-
-
-def moved_by_hand(stored: Mapping[str, Any], offsets: Mapping[Queue, int]) -> dict[str, Any]:
-    """A stored position in which some queues are somewhere else, for reasons that the stream knows nothing of."""
-    position = Position.of(stored)
-    found = Position(
-        offsets={**position.offsets, **offsets},
-        first=position.first,
-        marks=_without(position.marks, offsets),
-        begins=_without(position.begins, offsets),
-    )
-    return found.to_spark(stored.get("g"), stored.get("n"))
-
-
-def _without(values: Mapping[Queue, _T], queues: Iterable[Queue]) -> dict[Queue, _T]:
-    left_out = set(queues)
-    return {queue: value for queue, value in values.items() if queue not in left_out}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from skylark.client.errors import RouteNotFound
 from skylark.client.validation import MAX_MESSAGE_BYTES
 from skylark.spark.cluster import Cluster
 from skylark.wire.bodies import decode_body
@@ -38,6 +37,7 @@ class Compacted:
         self._known: dict[str, bool] = {}
 
     def holds(self, topic: str) -> bool:
+        """Raises NotReachable for a topic that does not come back within the timeout."""
         if topic not in self._known:
             if len(self._known) >= _MOST_TOPICS:
                 self._known.clear()
@@ -45,10 +45,7 @@ class Compacted:
         return self._known[topic]
 
     def _ask(self, topic: str) -> bool:
-        try:
-            brokers = self._cluster.route(topic).brokers
-        except RouteNotFound:
-            return False
+        brokers = self._cluster.existing(topic).brokers
         request = Frame(RequestCode.GET_TOPIC_CONFIG, encode_header(GetTopicConfig(topic)))
         body = self._cluster.ask(next(iter(brokers)), topic, request).body
         return decode_body(TopicConfig, body).attributes.get(_CLEANUP_POLICY) == _COMPACTION

@@ -90,6 +90,7 @@ class BatchReader(DataSourceReader):
             queues = positions.queues_of(cluster, options)
             start = positions.starting(cluster, options, queues, otherwise="earliest")
             end = positions.ending(cluster, options, queues)
+            positions.check_order(options, start, end)
             marks = marks_before(cluster, {queue: end[queue] for queue in end if end[queue] > start[queue]}, start)
         # Without a single task Spark would make one up.
         return _tasks(options, planning.ranges_between(start, end, marks)) or [Task(())]
