@@ -22,7 +22,7 @@ from skylark.pipelines.spec import Declared, Mistake, options_of
 from skylark.pipelines.transforms import transformed, wrong_apart
 from skylark.spark.cluster import Cluster
 from skylark.spark.offline import log_directories, scan_options
-from skylark.spark.options import BadOption, read_options, write_options
+from skylark.spark.options import BadOption, stream_options, write_options
 from skylark.spark.rows import BadColumns, Rows
 
 BATCH_ONLY: Final = ("rocketmq-commitlog",)
@@ -34,7 +34,7 @@ def _scan(options: Mapping[str, str]) -> None:
 
 
 _OPTIONS: Final[dict[tuple[str, str], Callable[[Mapping[str, str]], object]]] = {
-    ("source", "rocketmq"): read_options,
+    ("source", "rocketmq"): stream_options,
     ("source", "rocketmq-commitlog"): _scan,
     ("sink", "rocketmq"): write_options,
 }
@@ -104,7 +104,7 @@ def check_servers(declared: Declared) -> None:
 def _unreadable(declared: Declared) -> Iterator[Mistake]:
     if declared.pipeline.source.format != "rocketmq":
         return
-    reading = read_options(options_of(declared, "source"))
+    reading = stream_options(options_of(declared, "source"))
     asked = reading.subscribe.split(",") if reading.subscribe is not None else []
     try:
         with Cluster(reading.name_server, reading.timeout_s) as cluster:

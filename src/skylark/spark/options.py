@@ -15,7 +15,7 @@ from msgspec import Meta, field
 from skylark.client.addresses import parse_name_servers
 from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
-from skylark.spark.queues import Offsets, flat
+from skylark.spark.queues import EARLIEST, Offsets, flat
 
 _MOST: Final = 2**63 - 1
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -213,6 +213,7 @@ def read_options(options: Mapping[str, str]) -> Reading:
     check_times(found.starting_timestamp, found.ending_timestamp)
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
+    _check_positions(found)
     if found.sql_filter is not None:
         _check_sql(found.sql_filter)
     if found.subscribe_pattern is not None:
@@ -240,6 +241,32 @@ def write_options(options: Mapping[str, str]) -> Writing:
         except InvalidMessage as e:
             raise BadOption(f"option {name}={value!r}: {e}") from None
     return found
+
+
+def _check_positions(options: Reading) -> None:
+    """What can be told of them without a server."""
+    _check_offsets("startingOffsets", options.starting_offsets, "earliest", "latest", "group")
+    _check_offsets("endingOffsets", options.ending_offsets, "latest")
+    for name, times in (
+        ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+        ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+    ):
+        if times is not None:
+            per_queue(times, name)
+    if options.assign is not None:
+        brokers = assigned_queues(options.assign).values()
+        if not any(numbers for queues in brokers for numbers in queues.values()):
+            raise BadOption(f"option assign={options.assign!r} names no queue")
+
+
+def _check_offsets(option: str, text: str | None, *words: str) -> None:
+    if text is None or text in words:
+        return
+    if not text.lstrip().startswith("{"):
+        raise BadOption(f"option {option}={text!r}: expected {', '.join(words)}, or JSON per queue")
+    for queue, offset in per_queue(text, option).items():
+        if offset < EARLIEST:
+            raise BadOption(f"option {option}: {offset} for {queue} is neither an offset nor -2 or -1")
 
 
 def _check_dlq(options: Reading) -> None:
