@@ -169,6 +169,17 @@ def test_what_a_stream_can_t_take_is_told_by_validate(option: str) -> None:
         check_options(parsed(WHOLE.replace(old, option)))
 
 
+def test_a_mistake_is_told_at_its_own_option() -> None:
+    text = WHOLE.replace("maxOffsetsPerTrigger: 1000", "group: no body")
+    text = text.replace("failOnDataLoss: false", "startingOffsets: first")
+    with pytest.raises(Mistakes) as told:
+        check_options(parsed(text))
+    assert [str(mistake).split(": option ")[0] for mistake in told.value.errors] == [
+        "paid.yaml:7: source.options.group",
+        "paid.yaml:8: source.options.startingOffsets",
+    ]
+
+
 def test_all_wrong_options_are_told_at_once() -> None:
     text = WHOLE
     for old, new in (

@@ -54,6 +54,7 @@ def test_names_are_taken_in_any_case_and_spark_s_own_are_passed_over() -> None:
         ({**NEEDED, "nameServer": "localhost"}, "nameServer='localhost': .*host:port"),
         ({**NEEDED, "timeout": "10ms"}, "timeout='10ms': expected at least 1s"),
         ({**NEEDED, "startingOffsets": "group"}, "needs the option group"),
+        ({**NEEDED, "group": "no body"}, "option group='no body': .*illegal characters"),
         ({**NEEDED, "startingOffsets": "first"}, "startingOffsets='first': expected earliest, latest, group, or JSON"),
         ({**NEEDED, "startingOffsets": '{"t":{"b":{"0":-3}}}'}, "startingOffsets: -3 for queue 0 of topic t at broker"),
         ({**NEEDED, "endingOffsets": "earliest"}, "endingOffsets='earliest': expected latest, or JSON per queue"),

@@ -83,16 +83,15 @@ def _wrong_options(
             return
         except BadOption as e:
             text = str(e)
-        told, _, meant = text.partition("; did you mean ")
-        words = set(re.findall(r"\w+", told.partition("; there are ")[0]))
-        if words & left_out:
+        words = re.findall(r"\w+", re.split(r"; did you mean |; there are |: expected ", text)[0])
+        if left_out.intersection(words):
             return
-        named = next((option for option in given if option in words), None)
+        named = next((word for word in words if word in given), None)
         inside = () if named is None else ("options", named) if named != "path" else ("path",)
         yield declared.document.error((part, *inside), text)
         if named is None:
             return
-        left_out |= {named, meant.rstrip("?")}
+        left_out |= {named, text.partition("; did you mean ")[2].rstrip("?")}
         del given[named]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -211,6 +211,7 @@ def read_options(options: Mapping[str, str]) -> Reading:
         for name in _given(found, ("endingTimestamp", "endingOffsetsByTimestamp")):
             raise BadOption(f"the options endingOffsets and {name} exclude each other")
     check_times(found.starting_timestamp, found.ending_timestamp)
+    _check_name("group", found.group, check_group)
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
     _check_positions(found)
@@ -230,17 +231,18 @@ def write_options(options: Mapping[str, str]) -> Writing:
     """Raises BadOption also for names that no topic or group can have."""
     found = parse(Writing, options)
     check_connecting(found)
-    for name, value, check in (
-        ("topic", found.topic, check_send_topic),
-        ("ledgerTopic", found.ledger_topic, check_send_topic),
-        ("group", found.group, check_group),
-    ):
-        try:
-            if value is not None:
-                check(value)
-        except InvalidMessage as e:
-            raise BadOption(f"option {name}={value!r}: {e}") from None
+    _check_name("topic", found.topic, check_send_topic)
+    _check_name("ledgerTopic", found.ledger_topic, check_send_topic)
+    _check_name("group", found.group, check_group)
     return found
+
+
+def _check_name(option: str, value: str | None, check: Callable[[str], object]) -> None:
+    try:
+        if value is not None:
+            check(value)
+    except InvalidMessage as e:
+        raise BadOption(f"option {option}={value!r}: {e}") from None
 
 
 def _check_positions(options: Reading) -> None:
@@ -274,10 +276,7 @@ def _check_dlq(options: Reading) -> None:
         raise BadOption("the options badRecords=dlq and dlqTopic need each other")
     if options.dlq_topic is None:
         return
-    try:
-        check_send_topic(options.dlq_topic)
-    except InvalidMessage as e:
-        raise BadOption(f"option dlqTopic={options.dlq_topic!r}: {e}") from None
+    _check_name("dlqTopic", options.dlq_topic, check_send_topic)
     topics = re.split(r"\s*,\s*", (options.subscribe or "").strip())
     pattern = options.subscribe_pattern
     if (
