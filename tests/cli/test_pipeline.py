@@ -58,6 +58,7 @@ def test_without_the_extra(tmp_path: Path) -> None:
         (("pipeline", "validate", "bad.yaml"), "skylark: bad.yaml:4: sinc: unknown key; did you mean sink?\n"),
         (("pipeline", "run", "good.yaml", "--conf", "x"), "--conf: expected NAME=VALUE, not 'x'"),
         (("sql", "select 1", "--json", "--csv", "-n", "x:1"), "--json: it excludes --csv"),
+        (("sql", "select 1", "--from", "latest", "-n", "x:1"), "--from: latest needs --stream"),
         (("pipeline", "submit", "good.yaml"), "Missing option '--master'"),
         (
             ("pipeline", "submit", "kept.yaml", "--master", "yarn", "--deploy-mode", "cluster", "--print"),

@@ -22,3 +22,10 @@ def test_the_innermost_error_of_ours() -> None:
 def test_a_python_that_starts_too_slowly_for_spark() -> None:
     told = reason(RuntimeError("[STREAM_FAILED] Query failed: Python worker failed to connect back."))
     assert told.startswith("Python worker failed to connect back: Spark waits 10 s")
+
+
+def test_whatever_class_it_has_and_however_long_it_is() -> None:
+    told = f"batch 2 of query q was decided with {'x' * 700}; go on with failOnOtherRows=false"
+    for raised in ("skylark.spark.sink.OtherRows", "skylark.client.errors.RocketMQError"):
+        text = IN_A_WORKER.replace("skylark.spark.bodies.Undecodable: ", f"{raised}: {told}\nat ")
+        assert reason(RuntimeError(text)) == told

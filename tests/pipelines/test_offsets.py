@@ -18,7 +18,7 @@ from cli.commands import run_here
 from patience import DEADLINE_S
 from skylark.client.sync import Producer
 from skylark.pipelines import moving
-from skylark.pipelines.checkpoints import BACKUPS, Checkpoint, apply, held, local_path
+from skylark.pipelines.checkpoints import BACKUPS, SINK, Checkpoint, apply, expect_sink, held, local_path
 from skylark.pipelines.errors import PipelineError
 from skylark.pipelines.keeping import CHECKPOINT
 from skylark.spark.cluster import Cluster
@@ -412,6 +412,18 @@ def test_an_archive_runs_once(
         ran = run_here(monkeypatch, capsys, *archive)
     assert ran[0] == 1
     assert "runs in process" in ran[2]
+
+
+def test_a_checkpoint_is_of_one_sink(tmp_path: Path) -> None:
+    expect_sink(tmp_path, "the terminal")
+    expect_sink(tmp_path, "lake/paid")  # nothing was read yet
+    model = Model(tmp_path, {ZERO: 3})
+    assert model.run(3)
+    expect_sink(tmp_path, "lake/paid")
+    with pytest.raises(PipelineError, match=r"wrote to lake/paid until now, .* missing in topic paid: give"):
+        expect_sink(tmp_path, "topic paid")
+    (tmp_path / SINK).unlink()
+    expect_sink(tmp_path, "topic paid")
 
 
 class Terminal(io.StringIO):

@@ -292,6 +292,10 @@ def test_a_message_that_cannot_be_read_is_skipped_and_others_are_read_again(
         assert moved.code == 0, moved.err
         assert run_once(declared, spark).rows == 1
         assert ids() == [0, 1, 3, 3]
+        elsewhere = tmp_path / "elsewhere.yaml"
+        elsewhere.write_text((tmp_path / "pipeline.yaml").read_text().replace("path: out", "path: others"))
+        with pytest.raises(PipelineError, match=r"wrote to out until now, .* be missing in others"):
+            run_once(spec.read(elsewhere), spark)
         with held(Path(declared.checkpoint)), pytest.raises(PipelineError, match="runs in process"):
             run_once(declared, spark)
 

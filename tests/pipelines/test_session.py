@@ -45,6 +45,14 @@ def test_a_java_that_is_new_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     check_java()
 
 
+def test_what_spark_submit_was_told_stays(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        assert spark_session(None).conf.get("spark.sql.session.timeZone") == "Europe/Berlin"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_the_session_knows_the_formats(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     session = spark_session("local[2]")
     assert session.conf.get("spark.sql.session.timeZone") == "UTC"

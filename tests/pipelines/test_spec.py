@@ -58,11 +58,12 @@ def test_a_whole_pipeline() -> None:
         ("sink:", "sinks:", r"paid\.yaml:14: sinks: unknown key; did you mean sink\?"),
         ("  path: lake/paid", "  pfad: lake/paid", r"paid\.yaml:16: sink\.pfad: unknown key; there are format"),
         ("python: clean", "pythn: clean", r"paid\.yaml:13: transforms\[1\]\.pythn: unknown key; did you mean python"),
-        ("format: parquet", "format: orc", r"paid\.yaml:15: sink\.format: invalid enum value 'orc'"),
-        ("path: lake/paid", "path: 7", r"paid\.yaml:16: sink\.path: expected `str( \| null)?`, got `int`"),
-        ("partitionBy: [tags]", "partitionBy: tags", r"paid\.yaml:17: sink\.partitionBy: expected `array`, got `str`"),
+        ("format: parquet", "format: orc", r"paid\.yaml:15: sink\.format: expected rocketmq, parquet, table or "),
+        ("path: lake/paid", "path: 7", r"paid\.yaml:16: sink\.path: expected a text, not a number"),
+        ("partitionBy: [tags]", "partitionBy: tags", r"paid\.yaml:17: sink\.partitionBy: expected a list, not a text"),
         ("clean:drop_empty", "clean.drop_empty", r"paid\.yaml:13: transforms\[1\]\.python: .*module:function"),
         ("subscribe: orders", "subscribe: [orders]", r"paid\.yaml:6: source\.options\.subscribe: expected a text"),
+        ("trigger: 10s", "trigger: 10", r"paid\.yaml:18: trigger: expected once, continuous or a time such as 10s$"),
         ("trigger: 10s", "trigger: often", r"paid\.yaml:18: trigger: expected once, continuous or a time"),
         ("name: paid\n", "", r"paid\.yaml:1: the key name is missing"),
         ("name: paid", "name: ../paid", r"paid\.yaml:1: name: expected letters, digits, dots"),
@@ -144,10 +145,10 @@ def test_what_is_missing_everywhere() -> None:
         "paid.yaml:1: source.path: missing: the directory of the csv files",
         "paid.yaml:1: source.schema: missing: a stream of csv needs it, as `id bigint, name string`",
         "paid.yaml:1: the key name is missing",
-        "paid.yaml:2: sink.partitionBy: expected `array`, got `int`",
-        "paid.yaml:3: transforms[0]: expected `object`, got `int`",
+        "paid.yaml:2: sink.partitionBy: expected a list, not a number",
+        "paid.yaml:3: transforms[0]: expected `sql: ...` or `python: module:function`",
         "paid.yaml:3: transforms[1]: expected one of sql and python",
-        "paid.yaml:4: trigger: expected `str`, got `object`",
+        "paid.yaml:4: trigger: expected once, continuous or a time such as 10s",
     ]
 
 
@@ -159,6 +160,24 @@ def test_tables_are_named_as_spark_will_know_them() -> None:
     parsed(table.replace("table: Paid", "table: lake.sales.Paid"))
     for setting in ("spark.sql.caseSensitive: true", "spark.sql.catalog.lake: x"):
         parsed(table.replace("conf: {", f"conf: {{{setting}, "))
+
+
+@pytest.mark.parametrize("option", ["endingTimestamp: 5", "startingOffsets: first", "assign: orders"])
+def test_what_a_stream_can_t_take_is_told_by_validate(option: str) -> None:
+    old = "subscribe: orders" if "assign" in option else "failOnDataLoss: false"
+    with pytest.raises(PipelineError, match=rf"paid\.yaml:\d: source\.options\.{option.split(':')[0]}: option "):
+        check_options(parsed(WHOLE.replace(old, option)))
+
+
+def test_a_mistake_is_told_at_its_own_option() -> None:
+    text = WHOLE.replace("maxOffsetsPerTrigger: 1000", "group: no body")
+    text = text.replace("failOnDataLoss: false", "startingOffsets: first")
+    with pytest.raises(Mistakes) as told:
+        check_options(parsed(text))
+    assert [str(mistake).split(": option ")[0] for mistake in told.value.errors] == [
+        "paid.yaml:7: source.options.group",
+        "paid.yaml:8: source.options.startingOffsets",
+    ]
 
 
 def test_all_wrong_options_are_told_at_once() -> None:

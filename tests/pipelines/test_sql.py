@@ -101,6 +101,12 @@ def test_what_is_told_before_spark_starts(statement: str, message: str) -> None:
     assert str(told.value).startswith(message)
 
 
+@pytest.mark.parametrize("option", [{"startingOffsets": "latest"}, {"maxOffsetsPerTrigger": "5"}])
+def test_what_a_query_that_ends_does_not_take_is_told_before_spark_starts(option: dict[str, str]) -> None:
+    with pytest.raises(PipelineError, match="is for streams"):
+        check("select * from orders", name_server="127.0.0.1:1", options=option)
+
+
 def test_what_spark_may_know_is_left_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     with LocalCluster(topics={"orders": 1, "Orders": 1}) as cluster:

@@ -325,6 +325,8 @@ def sql(
     """
     if as_json and as_csv:
         raise typer.BadParameter("it excludes --csv", param_hint="--json")
+    if start is Start.LATEST and not stream:
+        raise typer.BadParameter("latest needs --stream: a query that ends would find nothing", param_hint="--from")
     with user_errors():
         from skylark.pipelines import sql as querying
         from skylark.pipelines.rows import Printer, Style

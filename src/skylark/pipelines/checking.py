@@ -22,7 +22,7 @@ from skylark.pipelines.spec import Declared, Mistake, options_of
 from skylark.pipelines.transforms import transformed, wrong_apart
 from skylark.spark.cluster import Cluster
 from skylark.spark.offline import log_directories, scan_options
-from skylark.spark.options import BadOption, read_options, write_options
+from skylark.spark.options import BadOption, stream_options, write_options
 from skylark.spark.rows import BadColumns, Rows
 
 BATCH_ONLY: Final = ("rocketmq-commitlog",)
@@ -34,7 +34,7 @@ def _scan(options: Mapping[str, str]) -> None:
 
 
 _OPTIONS: Final[dict[tuple[str, str], Callable[[Mapping[str, str]], object]]] = {
-    ("source", "rocketmq"): read_options,
+    ("source", "rocketmq"): stream_options,
     ("source", "rocketmq-commitlog"): _scan,
     ("sink", "rocketmq"): write_options,
 }
@@ -83,16 +83,15 @@ def _wrong_options(
             return
         except BadOption as e:
             text = str(e)
-        told, _, meant = text.partition("; did you mean ")
-        words = set(re.findall(r"\w+", told.partition("; there are ")[0]))
-        if words & left_out:
+        words = re.findall(r"\w+", re.split(r"; did you mean |; there are |: expected ", text)[0])
+        if left_out.intersection(words):
             return
-        named = next((option for option in given if option in words), None)
+        named = next((word for word in words if word in given), None)
         inside = () if named is None else ("options", named) if named != "path" else ("path",)
         yield declared.document.error((part, *inside), text)
         if named is None:
             return
-        left_out |= {named, meant.rstrip("?")}
+        left_out |= {named, text.partition("; did you mean ")[2].rstrip("?")}
         del given[named]
 
 
@@ -104,7 +103,7 @@ def check_servers(declared: Declared) -> None:
 def _unreadable(declared: Declared) -> Iterator[Mistake]:
     if declared.pipeline.source.format != "rocketmq":
         return
-    reading = read_options(options_of(declared, "source"))
+    reading = stream_options(options_of(declared, "source"))
     asked = reading.subscribe.split(",") if reading.subscribe is not None else []
     try:
         with Cluster(reading.name_server, reading.timeout_s) as cluster:

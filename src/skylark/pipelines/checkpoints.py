@@ -36,6 +36,7 @@ from skylark.spark.queues import Offsets, Queue, flat, from_spark
 log = logging.getLogger(__name__)
 
 LOCK: Final = "skylark.lock"
+SINK: Final = "skylark.sink"
 BACKUPS: Final = "backups"
 _VERSION: Final = "v1"
 _BEFORE_SOURCES: Final = 2  # lines
@@ -199,6 +200,25 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # and with it the lock; the file stays, since another process may just have opened it
+
+
+def expect_sink(directory: Path, sink: str) -> None:
+    """Notes where the stream of a checkpoint writes to. Raises PipelineError if it wrote elsewhere until now.
+
+    What Spark has read it does not read again, so the new sink would be without all that, and nobody would be told.
+    """
+    path = directory / SINK
+    try:
+        before = path.read_text().strip() if path.exists() and _numbers(directory / "offsets") else sink
+        if before == sink:
+            path.write_text(f"{sink}\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise PipelineError(f"cannot use the checkpoint {directory}: {e}") from e
+    if before != sink:
+        raise PipelineError(
+            f"the stream of {directory} wrote to {before} until now, and what it has read would be missing in {sink}: "
+            f"give this pipeline a checkpoint of its own; or delete {path}, if it is to go on from there"
+        )
 
 
 def local_path(checkpoint: str) -> Path | None:

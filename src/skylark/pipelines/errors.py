@@ -12,15 +12,9 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 
-_LINE_OF_ERROR: Final = re.compile(r"^(?:Caused by: )?(?:[A-Za-z_]\w*\.)+([A-Z]\w*): (.+)$")
-_OURS: Final = frozenset(
-    """
-    BadOption BadColumns BadRow Undecodable DataLost RouteNotFound NotANameServer NotReachable RequestTimeout
-    BrokerError InvalidMessage SendFailed PipelineError
-    """.split()
-)
+_LINE_OF_OURS: Final = re.compile(r"^(?:Caused by: )?skylark(?:\.\w+)+: (.+)$")
 _TOO_SLOW: Final = "Python worker failed to connect back"
-_LONGEST: Final = 600
+_LONGEST: Final = 600  # of what Spark says; ours end with what to do
 
 
 class PipelineError(Exception):
@@ -55,10 +49,10 @@ def is_too_busy(error: PipelineError) -> bool:
 def reason(error: BaseException) -> str:
     """The sentence in `error` that says what to put right."""
     text = str(error)
-    found = [match for match in map(_LINE_OF_ERROR.match, map(str.strip, text.splitlines())) if match]
-    for match in found:
-        if match[1] in _OURS:
-            return _short(match[2])
+    for line in text.splitlines():
+        ours = _LINE_OF_OURS.match(line.strip())
+        if ours:
+            return " ".join(ours[1].split())
     if _TOO_SLOW in text:
         return (
             f"{_TOO_SLOW}: Spark waits 10 s for a Python process to start; this machine is too busy for that now, or "

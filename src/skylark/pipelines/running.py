@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from skylark.pipelines.checking import BATCH_ONLY, check
-from skylark.pipelines.checkpoints import held, local_path
+from skylark.pipelines.checkpoints import expect_sink, held, local_path
 from skylark.pipelines.errors import PipelineError, reason
 from skylark.pipelines.progress import Summary, follow
 from skylark.pipelines.rows import Printer, Style
@@ -44,6 +44,8 @@ def run(
 
     checkpoint = local_path(declared.checkpoint)
     with contextlib.nullcontext() if checkpoint is None else held(checkpoint):
+        if checkpoint is not None:
+            expect_sink(checkpoint, _target(declared))
         return follow(begin(), title=declared.pipeline.name, console=console, stop=stop, again=begin)
 
 
@@ -72,6 +74,15 @@ def start(declared: Declared, spark: SparkSession, *, once: bool = False) -> Str
         return writer.format(sink.format).start()
     except PySparkException as e:
         raise PipelineError(f"{pipeline.name}: {reason(e)}") from e
+
+
+def _target(declared: Declared) -> str:
+    """What the rows go to, in words."""
+    sink = declared.pipeline.sink
+    if sink.format == "rocketmq":
+        options = {name.lower(): value for name, value in options_of(declared, "sink").items()}
+        return f"topic {options['topic']}" if "topic" in options else "the topics that its rows name"
+    return {"parquet": f"{sink.path}", "table": f"table {sink.table}"}.get(sink.format, "the terminal")
 
 
 def _source(declared: Declared, spark: SparkSession) -> DataFrame:

@@ -41,7 +41,7 @@ _NOISE: Final = (
 )
 _LAST_LINES: Final = 3
 
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -62,19 +62,18 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> SparkSession:
-    """A session with Skylark's formats. `master=None` leaves the choice to spark-submit. Raises PipelineError.
+    """A session with Skylark's formats. `master=None` leaves master and settings to spark-submit. Raises PipelineError.
 
     `conf` goes before what is set here. Whoever asks for the session stops it.
     """
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings = {**_SETTINGS, "spark.app.name": name}
+    settings = {"spark.app.name": name}
     if master is not None:
-        settings["spark.master"] = master
+        settings |= {**SETTINGS, "spark.master": master, "spark.driver.extraJavaOptions": QUIET_LOG}
         if master.startswith("local"):
             settings |= _LOCAL
-    settings["spark.driver.extraJavaOptions"] = QUIET_LOG
     builder = SparkSession.builder
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)

@@ -20,7 +20,7 @@ import difflib
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -36,6 +36,16 @@ Scalar = str | int | float | bool
 _MAX_FILE_BYTES: Final = 1 << 20
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _NAME: Final = r"^[A-Za-z0-9][\w.-]*$"
+_A_TRIGGER: Final = "expected once, continuous or a time such as 10s"
+_IN_WORDS: Final = {
+    "str": "a text",
+    "int": "a number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
+}
 
 
 class Source(msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -280,13 +290,14 @@ def _wrong_value(field: msgspec.structs.FieldInfo, value: Any, key: Key, documen
     if field.encode_name == "transforms" and isinstance(value, list):
         for index, item in enumerate(value):
             if not isinstance(item, dict):
-                yield document.error((*key, index), f"expected `object`, got `{type(item).__name__}`")
+                yield document.error((*key, index), "expected `sql: ...` or `python: module:function`")
         return
     try:
         msgspec.convert(value, field.type)
     except msgspec.ValidationError as e:
         reason, _, place = str(e).partition(" - at `")
-        yield document.error((*key, *_parsed(place.rstrip("`"))), _plain(reason))
+        text = _A_TRIGGER if field.encode_name == "trigger" else _plain(reason, field.type)
+        yield document.error((*key, *_parsed(place.rstrip("`"))), text)
 
 
 def _wrong_meanings(tree: Mapping[str, Any], document: Document) -> Iterator[Mistake]:
@@ -307,7 +318,7 @@ def _wrong_meanings(tree: Mapping[str, Any], document: Document) -> Iterator[Mis
         try:
             duration_ms(trigger, "trigger")
         except BadOption:
-            yield document.error(("trigger",), "expected once, continuous or a time such as 10s")
+            yield document.error(("trigger",), _A_TRIGGER)
 
 
 def _about_source(source: Source) -> Iterator[tuple[str, str]]:
@@ -352,14 +363,19 @@ def _parsed(path: str) -> Key:
     return tuple(int(index) if index else name for name, index in parts)
 
 
-def _plain(reason: str) -> str:
-    missing = re.fullmatch(r"Object missing required field `(\w+)`", reason)
-    if missing:
-        return f"the key {missing[1]} is missing"
+def _plain(reason: str, kind: Any) -> str:
+    """What msgspec says of a value, in words; `kind` is the type that it should have."""
     if "matching regex" in reason and ":" in reason:
         return "expected a function as module:function"
     if "matching regex" in reason:
         return "expected letters, digits, dots and dashes"
+    if get_origin(kind) is Literal:
+        *most, last = get_args(kind)
+        return f"expected {', '.join(most)} or {last}"
+    types = re.fullmatch(r"Expected `([^`]+)`, got `(\w+)`", reason)
+    if types:
+        expected = [_IN_WORDS.get(name, name) for name in types[1].split(" | ") if name != "null"]
+        return f"expected {' or '.join(expected)}, not {_IN_WORDS.get(types[2], types[2])}"
     return reason[0].lower() + reason[1:]
 
 

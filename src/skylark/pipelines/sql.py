@@ -28,7 +28,7 @@ from skylark.pipelines.progress import follow, stopped_by_signal
 from skylark.pipelines.rows import Printer
 from skylark.pipelines.topics import TIMEOUT_S
 from skylark.spark.cluster import Cluster
-from skylark.spark.options import BadOption, read_options, stream_options
+from skylark.spark.options import BadOption, batch_options, read_options, stream_options
 
 _MOST_TOPICS: Final = 50
 _OF_CATALOGS: Final = ("spark.sql.catalog", "spark.sql.extensions", "spark.sql.warehouse", "spark.hadoop.")
@@ -163,7 +163,7 @@ def _missing_table(error: AnalysisException) -> str | None:
 def _source_options(topic: str, name_server: str, options: Mapping[str, str] | None, stream: bool) -> Mapping[str, str]:
     """Raises BadOption."""
     given = {**(options or {}), "nameServer": name_server, "subscribe": topic}
-    (stream_options if stream else read_options)(given)
+    (stream_options if stream else batch_options)(given)
     return given
 
 

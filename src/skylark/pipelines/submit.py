@@ -23,7 +23,7 @@ import pyspark
 import skylark
 from skylark.pipelines.checking import BATCH_ONLY
 from skylark.pipelines.errors import PipelineError, raise_all
-from skylark.pipelines.session import QUIET_LOG, check_java
+from skylark.pipelines.session import QUIET_LOG, SETTINGS, check_java
 from skylark.pipelines.settings import options as of_file
 from skylark.pipelines.settings import write
 from skylark.pipelines.spec import Declared
@@ -65,7 +65,7 @@ def command(submission: Submission, package: Path, settings_file: Path) -> list[
 
 def settings(submission: Submission) -> dict[str, str]:
     """Spark's, which go into a file: they may be credentials."""
-    found = {"spark.sql.session.timeZone": "UTC", **submission.conf}
+    found = {**SETTINGS, **submission.conf}
     if submission.environment is not None:
         found.setdefault("spark.pyspark.python", f"./{_UNPACKED}/bin/python")
     elif submission.python is not None:

@@ -1,4 +1,4 @@
-"""What spark-submit runs: `submitted.py FILE [--once]`. The master and the settings come from the call."""
+"""What spark-submit runs: `submitted.py FILE [--once]`. Master and settings come from the call, those of FILE too."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     (file,) = [argument for argument in arguments if argument != "--once"]
     try:
         declared = spec.read(Path(file))
-        with session(None, declared.pipeline.name, conf=spec.settings_of(declared)) as spark:
+        with session(None, declared.pipeline.name) as spark:
             run(declared, spark, once=once)
     except PipelineError as e:
         for mistake in e.errors if isinstance(e, Mistakes) else (e,):

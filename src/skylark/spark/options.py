@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -16,7 +16,7 @@ from skylark.client.addresses import parse_name_servers
 from skylark.client.errors import InvalidMessage
 from skylark.client.validation import check_group, check_send_topic
 from skylark.spark.own_topics import LEDGER
-from skylark.spark.queues import Offsets, flat
+from skylark.spark.queues import EARLIEST, Offsets, flat
 
 _MOST: Final = 2**63 - 1
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -212,9 +212,11 @@ def read_options(options: Mapping[str, str]) -> Reading:
         for name in _given(found, ("endingTimestamp", "endingOffsetsByTimestamp")):
             raise BadOption(f"the options endingOffsets and {name} exclude each other")
     check_times(found.starting_timestamp, found.ending_timestamp)
-    _check_times_of_queues(found)
+    _check_name("group", found.group, check_group)
     if found.starting_offsets == "group" and not found.group:
         raise BadOption("option startingOffsets=group needs the option group")
+    _check_positions(found)
+    _check_times_of_queues(found)
     if found.sql_filter is not None:
         _check_sql(found.sql_filter)
     if found.subscribe_pattern is not None:
@@ -231,17 +233,44 @@ def write_options(options: Mapping[str, str]) -> Writing:
     """Raises BadOption also for names that no topic or group can have."""
     found = parse(Writing, options)
     check_connecting(found)
-    for name, value, check in (
-        ("topic", found.topic, check_send_topic),
-        ("ledgerTopic", found.ledger_topic, check_send_topic),
-        ("group", found.group, check_group),
-    ):
-        try:
-            if value is not None:
-                check(value)
-        except InvalidMessage as e:
-            raise BadOption(f"option {name}={value!r}: {e}") from None
+    _check_name("topic", found.topic, check_send_topic)
+    _check_name("ledgerTopic", found.ledger_topic, check_send_topic)
+    _check_name("group", found.group, check_group)
     return found
+
+
+def _check_name(option: str, value: str | None, check: Callable[[str], object]) -> None:
+    try:
+        if value is not None:
+            check(value)
+    except InvalidMessage as e:
+        raise BadOption(f"option {option}={value!r}: {e}") from None
+
+
+def _check_positions(options: Reading) -> None:
+    """What can be told of them without a server."""
+    _check_offsets("startingOffsets", options.starting_offsets, "earliest", "latest", "group")
+    _check_offsets("endingOffsets", options.ending_offsets, "latest")
+    for name, times in (
+        ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+        ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+    ):
+        if times is not None:
+            per_queue(times, name)
+    if options.assign is not None:
+        brokers = assigned_queues(options.assign).values()
+        if not any(numbers for queues in brokers for numbers in queues.values()):
+            raise BadOption(f"option assign={options.assign!r} names no queue")
+
+
+def _check_offsets(option: str, text: str | None, *words: str) -> None:
+    if text is None or text in words:
+        return
+    if not text.lstrip().startswith("{"):
+        raise BadOption(f"option {option}={text!r}: expected {', '.join(words)}, or JSON per queue")
+    for queue, offset in per_queue(text, option).items():
+        if offset < EARLIEST:
+            raise BadOption(f"option {option}: {offset} for {queue} is neither an offset nor -2 or -1")
 
 
 def _check_dlq(options: Reading) -> None:
@@ -249,10 +278,7 @@ def _check_dlq(options: Reading) -> None:
         raise BadOption("the options badRecords=dlq and dlqTopic need each other")
     if options.dlq_topic is None:
         return
-    try:
-        check_send_topic(options.dlq_topic)
-    except InvalidMessage as e:
-        raise BadOption(f"option dlqTopic={options.dlq_topic!r}: {e}") from None
+    _check_name("dlqTopic", options.dlq_topic, check_send_topic)
     topics = re.split(r"\s*,\s*", (options.subscribe or "").strip())
     pattern = options.subscribe_pattern
     if (
