@@ -247,7 +247,7 @@ class Dispatcher:
 
     def to_queue_again(self, record: LogRecord) -> tuple[ConsumeQueue, Path] | None:
         """Writes the entry that a record has in its queue once more; the queue, and the file that it is in."""
-        queue = self._queues.get((record.topic, record.queue_id))
+        queue = self._queues.get(record.topic, record.queue_id)
         if queue is None or self._is_in_no_queue(record):
             return None
         path = queue.put_again(record.queue_offset, self._entry(record))
