@@ -140,7 +140,6 @@ def test_a_copy_of_a_topic(spark: SparkSession, namesrv: str, topic: str) -> Non
         ("'a' as body, 1 as offset", {"topic": "t"}, "column 'offset' is not one that can be written"),
         ("1 as body", {"topic": "t"}, "column 'body' is int"),
         ("'a' as body", {"topic": "t", "deliveryGuarantee": "exactly-once"}, "option writeId is missing"),
-        ("string(null) as body", {"topic": "t"}, "row 0 of its partition can't be sent: its body is null"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -148,6 +147,12 @@ def test_what_is_wrong_is_said(
 ) -> None:
     with pytest.raises(Exception, match=re.escape(complaint)):
         write(spark.sql(f"select {columns}"), namesrv, **options)
+
+
+def test_a_body_that_is_null_is_refused(spark: SparkSession, topics: Any, namesrv: str, topic: str) -> None:
+    topics.create(topic)
+    with pytest.raises(Exception, match="row 0 of its partition can't be sent: its body is null"):
+        write(spark.sql("select string(null) as body"), namesrv, topic=topic)
 
 
 def test_a_topic_is_not_overwritten(spark: SparkSession, namesrv: str, topic: str) -> None:
