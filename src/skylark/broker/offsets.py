@@ -65,8 +65,9 @@ class Offsets:
         self._room_of_pulled = 0
         self._resets: dict[Key, dict[int, int]] = {}  # each of which is an offset too
         self._room = OffsetRoom()
-        self._unsaved = False
-        stored = load(self._path, ConsumerOffsetTable) or ConsumerOffsetTable()
+        found = load(self._path, ConsumerOffsetTable)
+        self.is_new = self._unsaved = found is None  # written even if it stays empty, so that a lost one is missed
+        stored = found or ConsumerOffsetTable()
         self.data_version = stored.data_version
         self._version_on_disk = max(0, self.data_version.counter)
         for name, offsets in stored.offset_table.items():
@@ -194,7 +195,7 @@ class Offsets:
         """Forgets topics that are deleted, also on disk. Raises OSError, and has forgotten nothing then."""
         is_saved = not self._unsaved and self._version_on_disk == self.data_version.counter
         if not is_saved or any(key[1] in topics for key in self._offsets.rows):
-            self._deleted.add_all(topics, self.data_version.counter + 1)
+            self._deleted.add(topics, self.data_version.counter + 1)
         self._remove(lambda key: key[1] in topics)
 
     def copy(self) -> OffsetCopy:
