@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from broker.live import live_broker
+from broker.live import Live, live_broker
 from broker.small_broker import SmallBroker
 from broker.test_clients import Bench, FakeConnection, FakeStore, consumer
-from skylark.broker import admin, client_requests, lines, member_news, progress, relays
+from skylark.broker import admin, client_requests, lines, member_news, progress, relays, send
 from skylark.broker.arrivals import WOKEN_PER_TURN, Arrivals
 from skylark.broker.clients import NEWCOMER_DELAY_S, Clients
 from skylark.broker.config import BrokerConfig
@@ -323,6 +323,43 @@ def test_hosts_take_turns() -> None:
         return begun
 
     assert asyncio.run(run()) == ["a", "b", "a", "b", "a", "a"]
+
+
+# First messages.
+
+
+async def most_stored_in_a_turn(broker: Live, sends: list[tuple[str, int]]) -> int:
+    """Sends all at once, and looks in each turn of the loop how many were stored in it."""
+    assert broker._broker is not None
+    store = broker._broker._store
+    sending = asyncio.gather(*(broker.send(topic, queueId=queue_id) for topic, queue_id in sends))
+    most = before = 0
+    while not sending.done():
+        await asyncio.sleep(0)
+        stored = sum(store.max_offset(*queue) for queue in sends)
+        most, before = max(most, stored - before), stored
+    assert {answer.code for answer in await sending} == {ResponseCode.SUCCESS}
+    assert before == len(sends)
+    return most
+
+
+def test_first_messages_of_many_topics_are_stored_in_turns(tmp_path: Path) -> None:
+    async def run() -> int:
+        async with live_broker(tmp_path) as broker:
+            return await most_stored_in_a_turn(broker, [(f"New{number}", 0) for number in range(30)])
+
+    assert asyncio.run(run()) == 1
+
+
+def test_many_messages_of_a_new_topic_are_stored_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(send, "perf_counter", lambda: next(seconds))  # each message takes longer than a turn may
+
+    async def run() -> int:
+        async with live_broker(tmp_path) as broker:
+            return await most_stored_in_a_turn(broker, [("New", number) for number in range(4)])
+
+    assert asyncio.run(run()) == 1
 
 
 # Messages that meet many who wait.

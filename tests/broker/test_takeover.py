@@ -67,6 +67,23 @@ def test_topics_that_a_lost_table_leaves_behind_are_named(tmp_path: Path, caplog
     assert "forgotten: messages of topics that topics.json does not have" in caplog.text
 
 
+def test_a_lost_table_of_offsets_is_told_where_there_are_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(*topics: str) -> None:
+        async with live_broker(tmp_path) as live:
+            for topic in topics:
+                await live.send(topic)
+
+    for topics in ((), ("t",), ()):  # nobody has consumed so far
+        asyncio.run(run(*topics))
+    assert "consumerOffset.json" not in caplog.text
+    for path in (tmp_path / "config").glob("consumerOffset.json*"):
+        path.unlink()
+    asyncio.run(run())
+    assert "neither consumerOffset.json nor its backup is there, but messages are" in caplog.text
+
+
 def test_tables_are_fetched_from_a_broker_that_runs(tmp_path: Path) -> None:
     async def run() -> list[str]:
         async with live_broker(tmp_path / "a") as live:

@@ -145,8 +145,9 @@ def test_a_server_that_dies_in_the_middle_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "data", "complaint"),
     [
-        ([], b"a\n\n" + bytes(4 * 1024 * 1024 + 1), "line 3 has more than 4,194,304 bytes"),
-        (["--whole"], bytes(4 * 1024 * 1024 + 1), "has more than 4,194,304 bytes"),
+        ([], b"a\n\n" + bytes(16 * 1024 * 1024), "line 3 has more than 16,711,680 bytes"),
+        (["--whole"], bytes(16 * 1024 * 1024), "has more than 16,711,680 bytes"),
+        (["--whole"], os.urandom(4 * 1024 * 1024 + 1), "msg body length limit 4194304B"),  # says the broker
         (["--key", "k" * 40_000], b"a\n", "line 1: "),
     ],
 )

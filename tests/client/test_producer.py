@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
 import pytest
 
@@ -107,6 +108,17 @@ def test_the_timeout_bounds_the_whole_call() -> None:
             with pytest.raises(RequestTimeout):
                 await producer.send("orders", b"x", timeout_s=0.05)
             assert sum(len(broker.sends) for broker in cluster.brokers) <= 1
+
+    asyncio.run(run())
+
+
+def test_a_name_server_that_does_not_answer_is_named() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            async with Producer(address) as producer:
+                with pytest.raises(RequestTimeout, match=f"{address}.* told in time where topic 'orders' is"):
+                    await producer.send("orders", b"x", timeout_s=0.05)
 
     asyncio.run(run())
 

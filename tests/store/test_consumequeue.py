@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,27 @@ def test_an_evicted_queue_goes_on_writing(tmp_path: Path) -> None:
     for queue in queues:
         found = [queue.entry(number) for number in range(12)]
         assert [entry.log_offset for entry in found if entry] == [number * 100 for number in range(12)]
+
+
+def reads_ahead(path: Path) -> list[bool]:
+    """Of each part of a mapped file, whether the system may read more of it than is asked for."""
+    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    return [" rr" not in part.split("VmFlags:")[1] for part in parts if str(path) in part.partition("\n")[0]]
+
+
+def test_nothing_is_read_ahead_of_what_is_written(tmp_path: Path) -> None:
+    """A new file is a hole: with its first entry the system would fill memory with megabytes of zeros."""
+    pool = MappingPool(1)
+    queue = ConsumeQueue("topic", 0, tmp_path / "0", 5000, pool)
+    queue.put(0, 100, 0)
+    path = tmp_path / "0" / f"{0:020d}"
+    assert reads_ahead(path) == [False]
+    for number in range(1, 1000):
+        queue.put(number * 100, 100, 0)
+    ConsumeQueue("topic", 1, tmp_path / "1", 5000, pool).put(0, 100, 0)
+    assert reads_ahead(path) == []
+    queue.put(1000 * 100, 100, 0)
+    assert reads_ahead(path) == [True, False], "what was written is read as usual"
 
 
 def test_room_for_many_entries_is_made_at_once(tmp_path: Path) -> None:

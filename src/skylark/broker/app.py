@@ -187,6 +187,7 @@ class Broker:
         if not self._store.was_clean:
             self._offsets.keep_within(self._store.max_offset)
         self._find_lost_topics()
+        self._find_lost_offsets()
         self._arrivals = Arrivals(self._record_of)
         self._put = Put(self._store, config, self._stats)
         self._delayed = Delayed(self._store, self._put, config.message_delay_level, delay_offsets_path(root))
@@ -253,6 +254,13 @@ class Broker:
                 "the topics are made anew",
                 ", ".join(lost[:_NAMES_SHOWN]), more,
             )  # fmt: skip
+
+    def _find_lost_offsets(self) -> None:
+        if self._offsets.is_new and self._store.topics():
+            log.warning(
+                "neither consumerOffset.json nor its backup is there, but messages are: consumer groups begin as new "
+                "ones do. If they had consumed before, stop this broker and put the file back"
+            )
 
     def _handlers(self) -> dict[int, Handler]:
         config, clock, store, put = self.config, self._clock, self._store, self._put

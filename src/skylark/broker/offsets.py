@@ -65,8 +65,9 @@ class Offsets:
         self._room_of_pulled = 0
         self._resets: dict[Key, dict[int, int]] = {}  # each of which is an offset too
         self._room = OffsetRoom()
-        self._unsaved = False
-        stored = load(self._path, ConsumerOffsetTable) or ConsumerOffsetTable()
+        found = load(self._path, ConsumerOffsetTable)
+        self.is_new = self._unsaved = found is None  # written even if it stays empty, so that a lost one is missed
+        stored = found or ConsumerOffsetTable()
         self.data_version = stored.data_version
         self._version_on_disk = max(0, self.data_version.counter)
         for name, offsets in stored.offset_table.items():

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Final
 
 from skylark.broker.config import BrokerConfig
@@ -30,6 +32,8 @@ from skylark.broker.put import Put
 from skylark.broker.retry import buried, bury, origin_of
 from skylark.broker.stats import Stats
 from skylark.broker.topics import DLQ_PREFIX, RETRY_PREFIX, Topics, suggest, validate_topic
+from skylark.broker.turns import next_turn
+from skylark.net.allowance import TURN_S
 from skylark.net.connection import Connection, Handler, RequestFailed
 from skylark.store import Appended
 from skylark.wire.codes import RequestCode, ResponseCode
@@ -100,7 +104,7 @@ class Sends:
         self._stats = stats
         self._clock = clock
         self._steady_clock = steady_clock
-        self._first: dict[str, list[tuple[asyncio.Future[Frame | Awaitable[Frame]], _Store]]] = {}
+        self._first: dict[str, deque[tuple[asyncio.Future[Frame | Awaitable[Frame]], _Store]]] = {}
         """What waits for a topic to be created, by its name."""
         self._creations: set[asyncio.Task[None]] = set()
         # Clients can't create internal topics, so that those of the start are all.
@@ -137,16 +141,18 @@ class Sends:
         name = request.topic
         if name not in self._first:
             topic = self._new_topic(request)
-            self._first[name] = []
-            creation = asyncio.create_task(self._create(topic))
+            self._first[name] = deque()
+            creation = asyncio.create_task(self._create(topic, connection.peer[0]))
             self._creations.add(creation)
             creation.add_done_callback(self._creations.discard)
         stored: asyncio.Future[Frame | Awaitable[Frame]] = asyncio.get_running_loop().create_future()
         self._first[name].append((stored, partial(self._send, frame, request, connection)))
         return self._when_stored(stored)
 
-    async def _create(self, topic: TopicConfig) -> None:
-        """Creates a topic, then stores what waits for it, before anything else can come."""
+    async def _create(self, topic: TopicConfig, host: str) -> None:
+        """Creates a topic, then stores what waits for it, and behind that what comes meanwhile. That takes turns: a new
+        queue takes longer than a message does, and many topics may be on disk at the same time.
+        """
         failure: RequestFailed | None = None
         try:
             await self._topics.table.idle((topic.topic_name,))
@@ -154,15 +160,15 @@ class Sends:
                 await self._topics.create(topic)
         except RequestFailed as e:
             failure = e
-        for stored, store in self._first.pop(topic.topic_name):
-            if stored.done():  # whoever sent it is gone
-                continue
-            try:
-                if failure is not None:
-                    raise RequestFailed(failure.code, failure.remark)
-                stored.set_result(store())
-            except Exception as e:
-                stored.set_exception(e)
+        waiting = self._first[topic.topic_name]
+        while waiting:
+            await next_turn(host)
+            until_s = perf_counter() + TURN_S
+            while waiting:
+                _store(*waiting.popleft(), failure)
+                if perf_counter() >= until_s:
+                    break
+        del self._first[topic.topic_name]
 
     async def _when_stored(self, stored: asyncio.Future[Frame | Awaitable[Frame]]) -> Frame:
         return await self._when_published(await stored)
@@ -359,6 +365,17 @@ def _message(frame: Frame, request: SendRequest, topic: TopicConfig, connection:
         connection.peer_host,
         request.reconsume_times or 0,
     )
+
+
+def _store(stored: asyncio.Future[Frame | Awaitable[Frame]], store: _Store, failure: RequestFailed | None) -> None:
+    if stored.done():  # whoever sent it is gone
+        return
+    try:
+        if failure is not None:
+            raise RequestFailed(failure.code, failure.remark)
+        stored.set_result(store())
+    except Exception as e:
+        stored.set_exception(e)
 
 
 @lru_cache(maxsize=16)

@@ -107,7 +107,7 @@ def send(
 
     [cyan]skylark send reminders "call Ann" --delay 90m[/cyan]  to be delivered in an hour and a half
     """
-    from skylark.client.validation import MAX_MESSAGE_BYTES
+    from skylark.client.validation import MOST_MESSAGE_BYTES
 
     log_to_stderr(verbose=verbose)
     if body is not None and file is not None:
@@ -127,18 +127,19 @@ def send(
     }
 
     # Here and not on the event loop, where Ctrl-C would not end the wait for a pipe.
-    single = os.fsencode(body) if body is not None else read_whole(file, MAX_MESSAGE_BYTES) if whole else None
+    single = os.fsencode(body) if body is not None else read_whole(file, MOST_MESSAGE_BYTES) if whole else None
 
     async def main() -> None:
         from skylark.client.producer import Producer
 
-        async with Producer(namesrv, group="skylark-send") as producer:
+        # How large a message may be is for the broker to say.
+        async with Producer(namesrv, group="skylark-send", max_message_bytes=MOST_MESSAGE_BYTES) as producer:
             if single is not None:
                 receipt = await producer.send(topic, single, **labels)
                 where = f"queue {receipt.queue.queue_id} of {receipt.queue.broker_name}"
                 print(f"{receipt.msg_id} {where} at offset {receipt.queue_offset}")
             else:
-                await send_lines(producer, topic, file, MAX_MESSAGE_BYTES, labels)
+                await send_lines(producer, topic, file, MOST_MESSAGE_BYTES, labels)
 
     run_client(main)
 

@@ -138,7 +138,8 @@ class Courier:
                 return
             except (TimeoutError, ConnectionError, RouteNotFound) as e:
                 # A pause, or a dial, that the deadline ended says less than the failure before it.
-                error = error if error is not None and isinstance(e, TimeoutError) else _as_ours(e, sending)
+                if error is None or not isinstance(e, TimeoutError):
+                    error = self._as_ours(e, sending)
                 if self._faults is not None and sending.queue is not None:
                     self._faults.failed(sending.broker, self._loop.time() * 1000)
                 self.after(sending, None, error)
@@ -327,6 +328,21 @@ class Courier:
 
     # How it ends.
 
+    def as_timeout(self, sending: Sending) -> RequestTimeout:
+        if sending.tried:
+            return RequestTimeout(
+                f"message {sending.msg_id} was not sent at {sending.tried[-1]} before its time was over"
+            )
+        asked = ", ".join(sorted(self._session.places))
+        return RequestTimeout(
+            f"no name server ({asked}) told in time where topic {sending.topic!r} is; nothing was sent"
+        )
+
+    def _as_ours(self, error: OSError | RouteNotFound, sending: Sending) -> RocketMQError:
+        if isinstance(error, RocketMQError):
+            return error
+        return self.as_timeout(sending) if isinstance(error, TimeoutError) else NotReachable(str(error))
+
     def _finish(self, sending: Sending, receipt: Receipt | list[Receipt] | None, error: Exception | None) -> None:
         self._slots.give_back(sending.size_bytes, sending.crowd)
         if sending.future.done():
@@ -443,12 +459,6 @@ def _read_receipt(answer: Frame, status: SendStatus, sending: Sending, queue: Me
     ]
 
 
-def as_timeout(sending: Sending) -> RequestTimeout:
-    if not sending.tried:
-        return RequestTimeout(f"no name server told in time where topic {sending.topic!r} is; nothing was sent")
-    return RequestTimeout(f"message {sending.msg_id} was not sent at {sending.tried[-1]} before its time was over")
-
-
 def _closed_under(sending: Sending) -> ClientClosed:
     return ClientClosed(f"the producer was closed before message {sending.msg_id} was acknowledged; it may be stored")
 
@@ -458,9 +468,3 @@ def _is_away(error: RocketMQError | None) -> bool:
     if isinstance(error, BrokerError):
         return error.code in _AWAY_CODES
     return isinstance(error, NotReachable | RouteNotFound)
-
-
-def _as_ours(error: OSError | RouteNotFound, sending: Sending) -> RocketMQError:
-    if isinstance(error, RocketMQError):
-        return error
-    return as_timeout(sending) if isinstance(error, TimeoutError) else NotReachable(str(error))

@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from skylark.client.addresses import NameServers
 from skylark.client.choosing import Choice, Select, choice_of
 from skylark.client.compression import DEFAULT_LEVEL, MAX_LEVEL, Codec, require
-from skylark.client.courier import Courier, as_timeout
+from skylark.client.courier import Courier
 from skylark.client.dialogue import reply_properties, reply_topic, request_properties
 from skylark.client.errors import (
     BatchInterrupted,
@@ -359,7 +359,7 @@ class Producer:
                 courier.after(sending, None, None)
                 await connection.writable()
         except TimeoutError:
-            raise as_timeout(sending) from None
+            raise courier.as_timeout(sending) from None
 
     async def send_batch(
         self,
@@ -457,7 +457,7 @@ class Producer:
             async with asyncio.timeout_at(sending.deadline_s):
                 queues = (await courier.route(sending.topic)).write_queues
         except TimeoutError:
-            raise as_timeout(sending) from None
+            raise courier.as_timeout(sending) from None
         # The requester is connected to the broker that took the request, and perhaps to no other.
         sending.queue = next((queue for queue in queues if queue.broker_name == request.broker), None)
         if not self._slots.has_room(sending.size_bytes):
@@ -538,7 +538,7 @@ class Producer:
                 async with asyncio.timeout_at(sending.deadline_s):
                     known = (await courier.route(sending.topic)).write_queues
             except TimeoutError:
-                raise as_timeout(sending) from None
+                raise courier.as_timeout(sending) from None
             queues = [self._namespace.unwrap_queue(each) for each in known] if self._namespace else known
             queue = queue(queues)
         if isinstance(queue, MessageQueue):

@@ -12,12 +12,18 @@ from functools import lru_cache
 from typing import Final
 
 from skylark.client.errors import InvalidMessage
+from skylark.wire.frame import MAX_RECORDS_BYTES
 
 log = logging.getLogger(__name__)
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 120
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""What brokers take unless they are told otherwise."""
+
+MOST_MESSAGE_BYTES: Final = MAX_RECORDS_BYTES
+"""What a request can carry, whatever a broker takes."""
+
 MAX_PROPERTIES_BYTES: Final = 0x7FFF
 USUAL_DELAY_LEVELS: Final = 18
 

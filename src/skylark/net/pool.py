@@ -14,6 +14,7 @@ from ipaddress import IPv6Address
 from typing import Final
 
 from skylark.net.connection import Connection, Handlers, Watch
+from skylark.net.names import addresses_of
 from skylark.wire.frame import Frame
 
 log = logging.getLogger(__name__)
@@ -182,16 +183,28 @@ class Pool:
             dial.exception()  # looked at, so that nobody complains when all who waited have given up
 
     async def _dial(self, address: str) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             host, port = split_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._handlers, dialled=True, stamp=self._stamp, watch=self._watch), host, port
-                )
+                connection = await self._connect(await addresses_of(host), port)
         except TimeoutError:
             raise TimeoutError(f"no connection to {address} within {self._connect_timeout_s:g} s") from None
         except (OSError, ValueError) as e:
             raise ConnectionError(f"no connection to {address}: {e}") from e
         self._connections[address] = connection
         return connection
+
+    async def _connect(self, hosts: list[str], port: int) -> Connection:
+        """A connection to the first of the addresses that takes one."""
+        loop = asyncio.get_running_loop()
+        failures = []
+        for host in hosts:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._handlers, dialled=True, stamp=self._stamp, watch=self._watch), host, port
+                )
+            except OSError as e:
+                failures.append(str(e))
+            else:
+                return connection
+        raise ConnectionError("; ".join(failures))

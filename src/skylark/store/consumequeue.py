@@ -103,6 +103,7 @@ class ConsumeQueue:
             self._with_blocks(later, 0, byte + count * ENTRY_BYTES - later)
             segment = self._with_blocks(base, at, count * ENTRY_BYTES)  # the pool may have let go of it meanwhile
         if base != self._write_base:
+            segment.write_from(at)
             self._write_base = base
             self.write_map = segment.map
             self.write_path = segment.path

@@ -142,6 +142,12 @@ class Segment:
             raise store_error(error, f"cannot reserve space in {self.path}") from error
         self.reserved_bytes = until_bytes
 
+    def write_from(self, position: int) -> None:
+        """What comes from a position on is written next, and there is nothing to be read ahead: with the first byte the
+        system would fill megabytes of memory with zeros, which takes a hundred times as long as everything else.
+        """
+        self.map.madvise(mmap.MADV_RANDOM, position - position % mmap.PAGESIZE)
+
     def release(self, until_bytes: int) -> None:
         """Lets go of the memory behind the mapping up to a position. The pages stay in the system's cache, dirty ones
         too, and are mapped again when they are read: only this process no longer counts as holding them."""
