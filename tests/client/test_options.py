@@ -17,6 +17,7 @@ from skylark.client.app import App
 from skylark.client.compression import Codec
 from skylark.client.errors import InvalidMessage
 from skylark.client.listening import ConsumeHook
+from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import Message
 from skylark.client.options import check_callback, codec_among, reconsume_times
 from skylark.client.producer import Producer
@@ -245,3 +246,23 @@ def test_the_filter_is_checked() -> None:
         consumer.subscribe("orders", filter=takes_none)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="tag is None"):
         consumer.subscribe("orders", None)  # type: ignore[arg-type]
+
+
+async def coroutine(*_: object) -> Any:
+    """Nobody would wait for it, and what it says would not count."""
+
+
+class Awaited:
+    async def __call__(self, *_: object) -> Any: ...
+
+
+@pytest.mark.parametrize("function", [coroutine, partial(coroutine, 1), Awaited()], ids=["plain", "partial", "object"])
+def test_what_is_called_on_the_event_loop_is_no_coroutine_function(function: Any) -> None:
+    says = "is a coroutine function, and nobody would wait for it"
+    with pytest.raises(InvalidMessage, match=f"the filter .* {says}"):
+        PushConsumer("localhost:1", "g").subscribe("orders", filter=function)
+    for make in (PushConsumer, LitePullConsumer):
+        with pytest.raises(InvalidMessage, match=f"strategy .* {says}"):
+            make("localhost:1", "g", strategy=function)
+    with pytest.raises(InvalidMessage, match=f"queues_changed .* {says}"):
+        PushConsumer("localhost:1", "g", queues_changed=function)

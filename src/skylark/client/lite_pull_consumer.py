@@ -39,10 +39,10 @@ from skylark.client.message import Message, MessageQueue
 from skylark.client.offsets import RemoteOffsets
 from skylark.client.options import (
     LEAST_S,
-    check_callback,
     check_consumer_group,
     check_count,
     check_flag,
+    check_plain_callback,
     check_seconds,
     check_texts,
     check_trace,
@@ -114,7 +114,7 @@ class LitePullConsumer:
         check_count("max_cached_messages", max_cached_messages, 1)
         check_seconds("commit_interval_s", commit_interval_s, LEAST_S)
         check_seconds("rebalance_interval_s", rebalance_interval_s, LEAST_S)
-        check_callback("strategy", strategy, "client", "queues", "members")
+        check_plain_callback("strategy", strategy, "client", "queues", "members")
         check_trace(trace)
         self.group = group
         self._tracer = open_tracer(self._session, group, "CONSUME", trace)

@@ -134,7 +134,14 @@ def check_optional_callback(name: str, function: object, *given: str) -> None:
         check_callback(name, function, *given)
 
 
-def _called(function: Callable[..., Any]) -> str:
+def check_plain_callback(name: str, function: object, *given: str) -> None:
+    """The same for what is called on the event loop, which waits for no coroutine."""
+    check_callback(name, function, *given)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise InvalidMessage(f"{name} {_called(function)} is a coroutine function, and nobody would wait for it")
+
+
+def _called(function: object) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 

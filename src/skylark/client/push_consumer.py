@@ -34,7 +34,7 @@ from skylark.client.listening import ConsumeHook, Handlers, Listener
 from skylark.client.membership import Filter, Membership, Options, now_ms
 from skylark.client.options import (
     check_consumer_group,
-    check_optional_callback,
+    check_plain_callback,
     check_texts,
     check_trace,
     choice_among,
@@ -203,7 +203,8 @@ class PushConsumer:
         here for each of them. All members of a group must subscribe to the same.
         """
         check_texts(topic=topic, tag=tag)
-        check_optional_callback("the filter", filter, "message")
+        if filter is not None:
+            check_plain_callback("the filter", filter, "message")
         topic = self._namespace.wrap(topic)
         check_topic(topic)
         version = max(now_ms(), *(each.sub_version + 1 for each in self._subscriptions.values()), 0)

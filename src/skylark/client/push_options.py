@@ -14,7 +14,7 @@ from skylark.client.options import (
     check_directory,
     check_flag,
     check_hooks,
-    check_optional_callback,
+    check_plain_callback,
     check_seconds,
 )
 from skylark.client.popping import MAX_INVISIBLE_S, MIN_INVISIBLE_S
@@ -40,9 +40,10 @@ def check_push_options(options: Options) -> None:
     check_seconds("shutdown_timeout_s", options.shutdown_timeout_s)
     check_seconds("invisible_s", options.invisible_s, MIN_INVISIBLE_S, MAX_INVISIBLE_S)
     check_limits(options.limits)
-    check_callback("strategy", options.strategy, "client", "queues", "members")
+    check_plain_callback("strategy", options.strategy, "client", "queues", "members")
     check_hooks("hooks", options.hooks, "before", "after")
-    check_optional_callback("queues_changed", options.queues_changed, "topic", "queues")
+    if options.queues_changed is not None:
+        check_plain_callback("queues_changed", options.queues_changed, "topic", "queues")
     check_directory("offsets_directory", options.offsets_directory)
     if not options.auto_commit and not (options.is_orderly and options.mode == "pull"):
         raise InvalidMessage("auto_commit can be off for orderly consumers that pull; give orderly=True")
