@@ -87,6 +87,10 @@ def test_a_table(skylark: Run, sent: Receipt) -> None:
         ([TOPIC, "--queue", "0", "--offset", "1000"], "has no offset 1000: it has"),
         ([TOPIC, "--time", "yesterday"], "--time 'yesterday' is no time"),
         ([TOPIC, "--time", "2999-01-01"], "in the future"),
+        ([TOPIC, "--time", "9" * 5000 + "d"], "is no time"),
+        ([TOPIC, "--key", "1", "--until", "9" * 30], "is no time"),
+        ([TOPIC, "--key", "1", "--queue", "0"], "--queue and --broker go with --offset, not with --key"),
+        ([TOPIC, "--unique-key", "1", "--until", "10m"], "--until goes with --time and --key, not with --unique-key"),
         (["nowhere", "--key", "1"], "nowhere"),
     ],
 )

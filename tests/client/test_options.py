@@ -118,6 +118,8 @@ def test_options_of_a_transaction_producer_that_are_refused() -> None:
         TransactionProducer("localhost:9876", "g", checker=lambda: True)
     with pytest.raises(InvalidMessage, match="max_checks is 0"):
         TransactionProducer("localhost:9876", "g", checker=None, max_checks=0)
+    with pytest.raises(InvalidMessage, match=r"it takes several, as in \['orders'\]"):
+        TransactionProducer("localhost:9876", "g", checker=None, topics="orders")
 
 
 def test_values_of_rocketmqs_world_mean_what_they_mean_there() -> None:

@@ -125,6 +125,7 @@ class LitePullConsumer:
         self._started = False
         self._closed = False
         self._is_balancing = False
+        self._is_told_of_no_topic = False
         self._waiters = 0
         self._failures = Failures(group, log)
         self._ahead = ReadAhead(limits, max_cached_messages)
@@ -170,8 +171,6 @@ class LitePullConsumer:
             raise ClientClosed("a consumer is started once; make another one")
         await self._reader.start()
         self._started = True
-        if not self._subscriptions and not self._assigned:
-            log.warning("group %s starts without a topic, and gets nothing until it subscribes or assigns", self.group)
         await self._life.begin(self._begin_all)
 
     async def _begin_all(self) -> None:
@@ -339,6 +338,9 @@ class LitePullConsumer:
         return hand
 
     async def _arrival(self) -> None:
+        if not (self._subscriptions or self._assigned or self._is_told_of_no_topic):
+            self._is_told_of_no_topic = True
+            log.warning("group %s has no topic, and gets nothing until it subscribes or assigns", self.group)
         self._ahead.arrived.clear()
         self._waiters += 1
         try:
