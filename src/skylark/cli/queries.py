@@ -57,7 +57,9 @@ def query(
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only messages before this time; with --time or --key.")
     ] = None,
-    max_count: Annotated[int, typer.Option("--max", min=1, max=_MOST_SHOWN, metavar="COUNT", help="Show so many at most.")] = 64,
+    max_count: Annotated[
+        int, typer.Option("--max", min=1, max=_MOST_SHOWN, metavar="COUNT", help="Show so many at most.")
+    ] = 64,
     as_json: AsJson = False,
     namesrv: NameServers = "127.0.0.1:9876",
     verbose: options.Verbose = False,

@@ -93,11 +93,19 @@ class LitePullConsumer:
         trace: bool | str = False,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: whose messages the consumer shares with its other members.
         - `session`: shares the connections of a session; without one, the consumer has its own.
         - `from_where`: where a group starts that has no offset yet: "last", "first", or a time (datetime, or epoch
           milliseconds).
-        - `auto_commit`: False leaves it to you to call `commit`.
-        - `limits`: how much of each queue may be read ahead; `max_cached_messages` of all queues together.
+        - `auto_commit`: False leaves it to you to call `commit`; else it is done every `commit_interval_s`.
+        - `pull_batch_size`: messages of one pull at most.
+        - `limits`: how much of each queue may be read ahead (`skylark.client.pulling.Limits`); `max_cached_messages` of
+          all queues together.
+        - `strategy`: how queues are shared, one of `skylark.client.allocate`; the same for all members.
+          `rebalance_interval_s`: how often that is done without a reason.
+        - `request_timeout_s`: of each request.
         - `namespace`: stands before the names of group and topics on the wire.
         - `trace`: True, or the name of a topic, writes a trace of everything that is handed out there.
         """

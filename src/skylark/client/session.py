@@ -112,6 +112,7 @@ class Session:
         """
         - `name_servers`: addresses, or the URL of an address server; None leaves it to the environment (`addresses`).
         - `instance`: the second half of the client id; without it, each session has one of its own.
+        - `client_ip`: the first half, in place of this machine's address. `request_timeout_s`: of each request.
         - `unit`: the part of a larger deployment that this client belongs to; `unit_mode` tells the brokers to mark the
           topics that it creates and the groups that it joins.
         - `namespace`: stands before all names of topics and groups on the wire; see `skylark.client.namespace`.

@@ -152,6 +152,8 @@ class TransactionProducer(Producer):
         **options: Any,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
         - `group`: all its producers must be able to tell how each other's transactions ended.
         - `checker`: tells it; None answers nothing, so that what was not ended is given up by the broker in the end.
         - `topics`: their brokers can ask from the start on; those of other topics, from the first message on.

@@ -207,7 +207,7 @@ class LocalCluster:
         if not 1 <= brokers <= MAX_BROKERS:
             raise ValueError(f"a local cluster has 1 to {MAX_BROKERS} brokers, not {brokers}")
         if not isinstance(topics or {}, Mapping):
-            raise ValueError(f"topics is {topics!r}; it takes names with their numbers of queues, as in {{'orders': 4}}")
+            raise ValueError(f"topics is {topics!r}; it takes names with numbers of queues, as in {{'orders': 4}}")
         for key, value in (settings or {}).items():
             if not isinstance(value, str):
                 raise ValueError(f"the setting {key} is {value!r}; it takes text, as in broker.conf")

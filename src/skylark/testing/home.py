@@ -70,7 +70,7 @@ class Home:
 
     def _submit(self, work: Work[_T]) -> concurrent.futures.Future[_T]:
         if self._pid != os.getpid():
-            raise RuntimeError("the cluster's servers are in the process that this one was forked from: reach them there")
+            raise RuntimeError("the cluster's servers are in the process that this one was forked from: use them there")
         if self._loop.is_closed():
             raise RuntimeError("the cluster has ended: make another one")
         return asyncio.run_coroutine_threadsafe(work(), self._loop)
