@@ -49,6 +49,7 @@ from skylark.client.options import (
     check_texts,
     check_trace,
     codec_among,
+    several,
 )
 from skylark.client.packing import Packing
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
@@ -129,6 +130,7 @@ class Producer:
         check_count("max_in_flight_bytes", max_in_flight_bytes, 1)
         check_count("default_topic_queues", default_topic_queues, 1)
         check_topic(default_topic)
+        hooks, retry_codes = several("hooks", hooks), several("retry_codes", retry_codes)
         check_hooks("hooks", hooks, "before_send", "after_send")
         check_trace(trace)
         codec = codec_among(compression)

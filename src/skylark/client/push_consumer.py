@@ -39,6 +39,7 @@ from skylark.client.options import (
     check_trace,
     choice_among,
     reconsume_times,
+    several,
 )
 from skylark.client.pulling import Limits
 from skylark.client.push_options import check_listener, check_push_options
@@ -153,7 +154,7 @@ class PushConsumer:
             commit_interval_s=commit_interval_s,
             rebalance_interval_s=rebalance_interval_s,
             shutdown_timeout_s=shutdown_timeout_s,
-            hooks=tuple(hooks),
+            hooks=several("hooks", hooks),
             queues_changed=queues_changed,
             offsets_directory=offsets_directory,
             mode=choice_among("mode", mode, ("pull", "pop", "broker")),
