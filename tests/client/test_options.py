@@ -123,7 +123,7 @@ def test_what_is_no_list_and_no_session_is_refused() -> None:
         Producer("localhost:1", hooks=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="retry_codes is 5; it takes several"):
         Producer("localhost:1", retry_codes=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage, match="session is .localhost:1.; it must be a skylark"):
+    with pytest.raises(InvalidMessage, match="session is 'localhost:1'; it must be"):
         Producer(session="localhost:1")  # type: ignore[arg-type]
 
 
