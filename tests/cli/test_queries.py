@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from rich.console import Console
 
 from cli.commands import run_here
-from skylark.client.message import Receipt
+from skylark.cli.queries import message_table
+from skylark.client.message import Message, Receipt
 from skylark.client.sync import Producer
 from skylark.testing import LocalCluster
 
@@ -66,6 +69,13 @@ def test_a_table(skylark: Run, sent: Receipt) -> None:
     assert any(row.split()[-4:] == ["new", "42", "43", "hello"] for row in rows)
     code, out, _ = skylark("query", TOPIC, "--time", "2020-01-01T00:00", "--until", "10m ago")
     assert (code, out) == (1, "")
+
+
+def test_an_id_is_whole_on_a_narrow_terminal() -> None:
+    message = Message(topic=TOPIC, body=b"hello " * 20, properties={"UNIQ_KEY": "7F" * 16}, broker="broker-a")
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(message_table([message]))
+    assert "7F" * 16 in shown.getvalue()
 
 
 @pytest.mark.parametrize(

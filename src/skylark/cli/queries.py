@@ -203,9 +203,15 @@ def _show(messages: "list[Message]", as_json: bool) -> None:
         for message in messages:
             sys.stdout.buffer.write(as_json_line(message))
         return
-    from rich.table import Table
+    print_table(message_table(messages))
 
-    table = Table("Message id", "Broker", "Queue", "Offset", "Stored", "Tag", "Keys", "Body", box=None)
+
+def message_table(messages: "list[Message]") -> "Table":
+    from rich.table import Column, Table
+
+    # An id is there to be copied: the other columns make room.
+    whole = Column("Message id", min_width=max(len(message.msg_id) for message in messages))
+    table = Table(whole, "Broker", "Queue", "Offset", "Stored", "Tag", "Keys", "Body", box=None)
     for message in messages:
         table.add_row(
             message.msg_id,
@@ -217,7 +223,7 @@ def _show(messages: "list[Message]", as_json: bool) -> None:
             " ".join(message.keys),
             excerpt(message.body),
         )
-    print_table(table)
+    return table
 
 
 def _trace_table(events: "list[TraceEvent]") -> "Table":
