@@ -150,6 +150,8 @@ def test_whoever_has_enough_may_leave(cluster: LocalCluster, topic: str) -> None
         (["send", "orders", "x", "--deliver-at", "0001-01-01T00:00:00"], "--deliver-at 0001-01-01T00:00:00 is no time"),
         (["tail", "absent"], "do not know topic 'absent'"),
         (["tail", "orders", "--since", "soon"], "'soon' is not a length of time"),
+        (["tail", "orders", "--since", "9" * 30 + "d"], "d' is not a length of time"),
+        (["send", "orders", "x", "--delay", "9" * 5000 + "d"], "d' is not a length of time"),
     ],
 )
 def test_a_mistake_is_one_clear_line(cluster: LocalCluster, arguments: list[str], pattern: str) -> None:

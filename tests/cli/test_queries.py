@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from rich.console import Console
 
 from cli.commands import run_here
-from skylark.client.message import Receipt
+from skylark.cli.queries import message_table
+from skylark.client.message import Message, Receipt
 from skylark.client.sync import Producer
 from skylark.testing import LocalCluster
 
@@ -68,6 +71,13 @@ def test_a_table(skylark: Run, sent: Receipt) -> None:
     assert (code, out) == (1, "")
 
 
+def test_an_id_is_whole_on_a_narrow_terminal() -> None:
+    message = Message(topic=TOPIC, body=b"hello " * 20, properties={"UNIQ_KEY": "7F" * 16}, broker="broker-a")
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(message_table([message]))
+    assert "7F" * 16 in shown.getvalue()
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -87,6 +97,10 @@ def test_a_table(skylark: Run, sent: Receipt) -> None:
         ([TOPIC, "--queue", "0", "--offset", "1000"], "has no offset 1000: it has"),
         ([TOPIC, "--time", "yesterday"], "--time 'yesterday' is no time"),
         ([TOPIC, "--time", "2999-01-01"], "in the future"),
+        ([TOPIC, "--time", "9" * 5000 + "d"], "is no time"),
+        ([TOPIC, "--key", "1", "--until", "9" * 30], "is no time"),
+        ([TOPIC, "--key", "1", "--queue", "0"], "--queue and --broker go with --offset, not with --key"),
+        ([TOPIC, "--unique-key", "1", "--until", "10m"], "--until goes with --time and --key, not with --unique-key"),
         (["nowhere", "--key", "1"], "nowhere"),
     ],
 )

@@ -137,10 +137,14 @@ def test_addresses_that_clients_can_use() -> None:
     assert address(reachable("::1"), 1) == "[::1]:1"
 
 
-def test_up_takes_sql_filters_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+def test_up_takes_sql_filters_and_recalls_unless_its_file_says_otherwise(tmp_path: Path) -> None:
     from skylark.cli.up import _broker_config
 
-    assert _broker_config(None, None, None, None, None, None).enable_property_filter
+    config = _broker_config(None, None, None, None, None, None)
+    assert config.enable_property_filter
+    assert config.recall_message_enable
     file = tmp_path / "broker.conf"
-    file.write_text("enablePropertyFilter=false")
-    assert not _broker_config(file, None, None, None, None, None).enable_property_filter
+    file.write_text("enablePropertyFilter=false\nrecallMessageEnable=false")
+    config = _broker_config(file, None, None, None, None, None)
+    assert not config.enable_property_filter
+    assert not config.recall_message_enable

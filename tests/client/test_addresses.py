@@ -56,6 +56,8 @@ def test_addresses(given: str | list[str], addresses: list[str]) -> None:
 def test_what_is_no_address(given: str | list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_name_servers(given)
+    with pytest.raises(InvalidMessage, match=complaint):  # an error of the client, as all are
+        Producer(given)
 
 
 def test_a_broker_is_no_name_server() -> None:

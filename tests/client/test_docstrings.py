@@ -38,3 +38,15 @@ def test_they_say_what_they_are_for(kind: type) -> None:
     assert kind.__doc__
     if not issubclass(kind, Enum | RocketMQError):
         assert [name for name, value in members(kind).items() if not value.__doc__] == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in CLASSES if "name_servers" in getattr(kind.__init__, "__annotations__", {})],
+    ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
+)
+def test_they_explain_all_their_options(kind: Any) -> None:
+    explained = kind.__init__.__doc__ or ""
+    options = inspect.signature(kind).parameters.values()
+    unnamed = [each.name for each in options if each.kind is not each.VAR_KEYWORD and f"`{each.name}`" not in explained]
+    assert unnamed == []

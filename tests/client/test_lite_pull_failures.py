@@ -158,14 +158,20 @@ def test_a_tag_that_is_none_is_refused() -> None:
         LitePullConsumer(group="g").subscribe("orders", None)  # type: ignore[arg-type]
 
 
-def test_a_consumer_without_a_topic_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_consumer_without_a_topic_says_so_when_it_is_asked(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with LocalCluster() as cluster, LitePullConsumer(cluster.name_servers, group="g") as consumer:
-            assert caplog.text == ""  # one that starts first and subscribes then is right as well
-            assert await consumer.poll(0) == await consumer.poll(0) == []
+        async with LocalCluster(topics={"t": 1}) as cluster, LitePullConsumer(cluster.name_servers, "g") as consumer:
+            queues = await consumer.queues("t")  # what to assign is asked for after the start
+            assert not caplog.records
+            for _ in range(2):
+                assert await consumer.poll(0) == []
+            [told] = caplog.records
+            assert "g has no topic" in told.getMessage()
+            consumer.assign(queues)
+            assert await consumer.poll(0) == []
+            assert caplog.records == [told]
 
     asyncio.run(main())
-    assert caplog.text.count("reads without a topic") == 1
 
 
 def test_a_strategy_or_a_hook_that_cancels_its_task_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,9 @@ def test_options_of_a_producer_that_are_refused(options: dict[str, Any], says: s
         ({"unit_mode": "false"}, "unit_mode is 'false'; it must be True or False"),
         ({"namespace": None}, "namespace is None; it must be a str"),
         ({"namespace_v2": 2}, "namespace_v2 is 2"),
+        ({"instance": 5}, "instance is 5; it must be a str"),
+        ({"client_ip": 5}, "client_ip is 5; it must be a str"),
+        ({"rpc_hooks": None}, "rpc_hooks is None; it takes several"),
     ],
 )
 def test_options_of_a_session_that_are_refused(options: dict[str, Any], says: str) -> None:
@@ -114,11 +117,24 @@ def test_options_of_a_session_that_are_refused(options: dict[str, Any], says: st
         Session("localhost:1", **options)
 
 
+def test_what_is_no_list_and_no_session_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="hooks is None; it takes several"):
+        PushConsumer("localhost:1", "g", hooks=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="hooks is 5; it takes several"):
+        Producer("localhost:1", hooks=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="retry_codes is 5; it takes several"):
+        Producer("localhost:1", retry_codes=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="session is 'localhost:1'; it must be"):
+        Producer(session="localhost:1")  # type: ignore[arg-type]
+
+
 def test_options_of_a_transaction_producer_that_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="is called with one argument"):
         TransactionProducer("localhost:9876", "g", checker=lambda: True)
     with pytest.raises(InvalidMessage, match="max_checks is 0"):
         TransactionProducer("localhost:9876", "g", checker=None, max_checks=0)
+    with pytest.raises(InvalidMessage, match=r"it takes several, as in \['orders'\]"):
+        TransactionProducer("localhost:9876", "g", checker=None, topics="orders")
 
 
 def test_values_of_rocketmqs_world_mean_what_they_mean_there() -> None:

@@ -130,6 +130,23 @@ def test_a_producer_gets_the_model_for_a_missing_topic() -> None:
     with_routes(run, TBW102=route_data("a", queues=8))
 
 
+def test_a_topic_whose_broker_registers_right_now_is_not_taken_for_a_new_one() -> None:
+    """As after a restart of the name server: first nothing is known, then all."""
+
+    async def test(server: NameServer, routes: Routes) -> None:
+        async def ask(request: Frame, timeout_s: float) -> Frame:
+            answer = await server.ask(request, timeout_s)
+            server.topics = {"t": route_data("a", queues=1), "TBW102": route_data("a", queues=8)}
+            return answer
+
+        routes._ask = ask
+        assert places(await routes.get_for_send("t")) == [("a", 0)]
+        assert places(await routes.get_for_send("new", default_queues=2)) == [("a", 0), ("a", 1)]
+        assert server.asked == ["t", "TBW102", "t", "new"]
+
+    with_routes(test)
+
+
 def test_a_model_that_lost_a_broker_is_asked_for_again() -> None:
     async def run(server: NameServer, routes: Routes) -> None:
         assert len((await routes.get_for_send("t")).write_queues) == 4

@@ -15,6 +15,7 @@ import pytest
 from client.inbox import DEADLINE_S, eventually
 from client.scripted import never, refuses, scripted_cluster, stored
 from skylark.client import courier, sync
+from skylark.client.app import App
 from skylark.client.errors import (
     BrokerError,
     ClientClosed,
@@ -277,6 +278,44 @@ def test_flush_of_the_blocking_twin_tells_of_them_too() -> None:
         with pytest.raises(SendsFailed, match="1 of the messages"):
             producer.flush()
         producer.flush()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"queue": 1}, "queue is 1; it must be a MessageQueue"),
+        ({"select": "first"}, "select is 'first'; it must be a function"),
+        ({"timeout_s": "1"}, "timeout_s is '1'"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+    ],
+)
+def test_what_a_call_can_not_mean_is_refused_by_name(
+    options: dict[str, Any], says: str, skylark_cluster: LocalCluster
+) -> None:
+    async def main() -> None:
+        async with Producer(skylark_cluster.name_servers) as producer:
+            with pytest.raises(InvalidMessage, match=says):
+                await producer.send("orders", b"x", **options)
+            with pytest.raises(InvalidMessage, match="the recall handle is None"):
+                await producer.recall("orders", None)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_no_event_loop_of_asyncio_is_told_and_harms_nothing(skylark_cluster: LocalCluster) -> None:
+    """As under trio, whose coroutines run without one."""
+    producer = Producer(skylark_cluster.name_servers)
+    consumer = PushConsumer(skylark_cluster.name_servers, "g", listener=print)
+    app = App(skylark_cluster.name_servers)
+    for start in (producer.start, consumer.start, app.__aenter__, app.serve):
+        with pytest.raises(OtherEventLoop, match="no event loop of asyncio runs here"):
+            start().send(None)
+
+    async def main() -> None:
+        async with producer, consumer, app:
+            await producer.send("orders", b"x")
+
+    asyncio.run(main())
 
 
 def test_another_event_loop_is_told_at_once() -> None:

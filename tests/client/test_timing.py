@@ -44,6 +44,8 @@ def test_what_is_said_is_what_travels(said: tuple[Any, Any, Any], travels: dict[
         ((0, None, -5), "milliseconds since 1970"),
         ((0, None, 1.5), "milliseconds since 1970"),
         ((0, None, True), "milliseconds since 1970"),
+        ((0, None, 1_700_000_000), "looks like seconds"),
+        ((0, 1e30, None), "no more than"),
     ],
 )
 def test_what_makes_no_sense_is_refused(said: tuple[Any, Any, Any], why: str) -> None:

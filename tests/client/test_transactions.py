@@ -117,6 +117,8 @@ def test_the_steps_by_themselves_in_two_processes(tmp_path: Path) -> None:
                 await another.commit(third)
         with pytest.raises(ValueError, match="JSON"):
             HalfMessage.decode("nonsense")
+        with pytest.raises(InvalidMessage, match="no half message"):
+            HalfMessage.decode(None)  # type: ignore[arg-type]
 
     asyncio.run(run())
 

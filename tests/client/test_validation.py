@@ -35,9 +35,10 @@ def test_one_wrong_character_is_enough(before: str, wrong: str, after: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("topic", "says"), [("", "empty"), ("  ", "empty"), ("t" * 128, "128 characters; 127"), ("a/b", "illegal")]
+    ("topic", "says"),
+    [("", "empty"), ("  ", "empty"), ("t" * 128, "128 characters; 127"), ("a/b", "illegal"), (5, "is 5 and must be")],
 )
-def test_wrong_topics(topic: str, says: str) -> None:
+def test_wrong_topics(topic: Any, says: str) -> None:
     with pytest.raises(InvalidMessage, match=says):
         check_topic(topic)
 
@@ -48,8 +49,11 @@ def test_topics_of_the_broker_are_not_sent_to() -> None:
         check_send_topic("SCHEDULE_TOPIC_XXXX")
 
 
-@pytest.mark.parametrize(("group", "says"), [("", "empty"), ("g" * 121, "120 are allowed"), ("a b", "illegal")])
-def test_wrong_groups(group: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [("", "empty"), ("g" * 121, "120 are allowed"), ("a b", "illegal"), (None, "is None and must be a str")],
+)
+def test_wrong_groups(group: Any, says: str) -> None:
     check_group("g" * 120)
     with pytest.raises(InvalidMessage, match=says):
         check_group(group)
@@ -73,6 +77,8 @@ def test_wrong_bodies(body: Any, says: str) -> None:
         ({"tag": "a\x01b"}, "character 1"),
         ({"key": ["a", "b c"]}, "blank"),
         ({"key": ["a", ""]}, "blank"),
+        ({"key": 42}, "key is 42 and must be a str"),
+        ({"properties": ["a=b"]}, "must be a dict"),
         ({"properties": {"a": ""}}, "blank"),
         ({"properties": {"a": "\x02"}}, "separate"),
         ({"properties": {"TAGS": "x"}}, "argument 'tag'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import os
 import socket
 import sys
 import tempfile
@@ -187,7 +188,40 @@ def test_what_can_not_be_is_said(temporary: Path) -> None:
         local.run(blocking(local))
     with pytest.raises(RuntimeError, match="has ended"):
         local.run(local.broker.start)
+    with pytest.raises(ValueError, match="topics is \\['orders'\\]; it takes names"):
+        LocalCluster(topics=["orders"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="maxMessageSize is 65536; it takes text"):
+        LocalCluster(settings={"maxMessageSize": 65536})  # type: ignore[dict-item]
+    with pytest.raises(RuntimeError, match="does not run"):
+        _ = LocalCluster().broker
+    with pytest.raises(RuntimeError, match="no broker of the cluster runs"):
+        asyncio.run(local.create_topic("x"))
     assert list(temporary.iterdir()) == []
+
+
+def test_without_an_event_loop_of_asyncio_it_is_for_with() -> None:
+    """As under trio, whose coroutines run without one."""
+    local = LocalCluster()
+    with pytest.raises(RuntimeError, match="enter it by `with`"):
+        local.__aenter__().send(None)
+    with local:
+        for work in (local.broker.stop, lambda: local.create_topic("x")):
+            with pytest.raises(RuntimeError, match="no event loop of asyncio"):
+                work().send(None)
+
+
+def test_a_forked_process_is_told_that_the_servers_are_not_there() -> None:
+    with LocalCluster() as local:
+        child = os.fork()
+        if child == 0:
+            try:
+                local.run(local.broker.stop)
+            except RuntimeError as error:
+                os._exit(42 if "forked" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+        assert local.broker.running
 
 
 def test_the_examples_run() -> None:

@@ -158,7 +158,8 @@ def consume(
 ) -> None:
     """Consume messages as a member of a group: each is given to one member, and not again.
 
-    Bodies go to stdout, a line each. Stop with Ctrl-C: what was printed is committed.
+    Bodies go to stdout, a line each. Stop with Ctrl-C: what was printed is committed. As with RocketMQ, a group that is
+    new begins with the first message also of a topic so young that the broker has it in memory yet.
 
     [bold]Examples[/bold]
 
@@ -251,7 +252,7 @@ def _age_ms(age: str) -> int:
 
 
 def _seconds(option: str, text: str) -> int:
-    found = re.fullmatch(r"(\d+)([smhd])", text.strip())
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
     if found is None:
         raise Failure(f"{option} {text!r} is not a length of time: expected a number with s, m, h or d, such as 10m")
     return int(found[1]) * _UNITS_S[found[2]]

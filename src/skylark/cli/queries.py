@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SHOWN_BODY_CHARACTERS = 60
+_MOST = 2**63 - 1
+_MOST_SHOWN = 2**31 - 1
 
 
 def query(
@@ -39,7 +41,8 @@ def query(
         typer.Option("--id", metavar="ID", help="The message with this offset_msg_id of its receipt; needs no topic."),
     ] = None,
     offset: Annotated[
-        int | None, typer.Option(metavar="OFFSET", help="The message at an offset; needs --queue.")
+        int | None,
+        typer.Option(min=0, max=_MOST, metavar="OFFSET", help="The message at an offset; needs --queue."),
     ] = None,
     queue: Annotated[int | None, typer.Option(metavar="NUMBER", help="The queue of --offset.")] = None,
     broker: Annotated[
@@ -54,7 +57,9 @@ def query(
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only messages before this time; with --time or --key.")
     ] = None,
-    max_count: Annotated[int, typer.Option("--max", min=1, metavar="COUNT", help="Show so many at most.")] = 64,
+    max_count: Annotated[
+        int, typer.Option("--max", min=1, max=_MOST_SHOWN, metavar="COUNT", help="Show so many at most.")
+    ] = 64,
     as_json: AsJson = False,
     namesrv: NameServers = "127.0.0.1:9876",
     verbose: options.Verbose = False,
@@ -80,7 +85,11 @@ def query(
         raise Failure(f"give one of {', '.join(ways)}" + (f", not {' and '.join(given)}" if given else ""))
     if topic is None and offset_id is None:
         raise Failure(f"{given[0]} needs the topic: skylark query TOPIC {given[0]} ...")
-    end_ms = 2**63 - 1 if until is None else time_ms("--until", until)
+    if offset is None and (queue is not None or broker is not None):
+        raise Failure(f"--queue and --broker go with --offset, not with {given[0]}")
+    if until is not None and key is None and when is None:
+        raise Failure(f"--until goes with --time and --key, not with {given[0]}")
+    end_ms = _MOST if until is None else time_ms("--until", until)
 
     async def main() -> None:
         from skylark.client.query import QueryClient
@@ -162,9 +171,9 @@ async def _by_id(client: "QueryClient", offset_id: str) -> "Message":
 def time_ms(option: str, text: str, zone: tzinfo | None = None) -> int:
     """Milliseconds since 1970 of an age (10m), a date (in `zone`, or local, unless it names one) or such a number."""
     text = text.strip()
-    if found := re.fullmatch(r"(\d+)([smhd])(?: ago)?", text):
+    if found := re.fullmatch(r"(\d{1,9})([smhd])(?: ago)?", text):
         return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_S[found[2]] * 1000
-    if re.fullmatch(r"\d{11,}", text):
+    if re.fullmatch(r"\d{11,18}", text):
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
@@ -194,9 +203,15 @@ def _show(messages: "list[Message]", as_json: bool) -> None:
         for message in messages:
             sys.stdout.buffer.write(as_json_line(message))
         return
-    from rich.table import Table
+    print_table(message_table(messages))
 
-    table = Table("Message id", "Broker", "Queue", "Offset", "Stored", "Tag", "Keys", "Body", box=None)
+
+def message_table(messages: "list[Message]") -> "Table":
+    from rich.table import Column, Table
+
+    # An id is there to be copied: the other columns make room.
+    whole = Column("Message id", min_width=max(len(message.msg_id) for message in messages))
+    table = Table(whole, "Broker", "Queue", "Offset", "Stored", "Tag", "Keys", "Body", box=None)
     for message in messages:
         table.add_row(
             message.msg_id,
@@ -208,7 +223,7 @@ def _show(messages: "list[Message]", as_json: bool) -> None:
             " ".join(message.keys),
             excerpt(message.body),
         )
-    print_table(table)
+    return table
 
 
 def _trace_table(events: "list[TraceEvent]") -> "Table":

@@ -144,8 +144,10 @@ def _broker_config(
     mapping.setdefault("bindAddress", "127.0.0.1")
     # Nor should it write outside the directory that it was started in.
     mapping.setdefault("storePathRootDir", "./data")
-    # The first filter by SQL that somebody tries should work; Apache's broker, and so `skylark broker`, has it off.
+    # The first filter by SQL and the first recall that somebody tries should work; Apache's broker, and so `skylark
+    # broker`, has both off.
     mapping.setdefault("enablePropertyFilter", "true")
+    mapping.setdefault("recallMessageEnable", "true")
     result = from_mapping(mapping, source=str(config or "defaults"))
     if given := mapping.get("namesrvAddr"):
         log.warning(

@@ -52,6 +52,8 @@ class AdminClient:
         namespace: str = "",
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
         - `session`: shares the connections of a session; without one, the client has its own.
         - `request_timeout_s`: of each request.
         - `namespace`: stands before the names of topics on the wire.

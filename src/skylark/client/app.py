@@ -61,7 +61,13 @@ class App:
         namespace: str = "",
         **defaults: Any,
     ) -> None:
-        """`defaults` are options of `PushConsumer` for all groups."""
+        """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `session`: what all share, in place of one of the app's own.
+        - `namespace`: stands before the names of groups and topics on the wire.
+        - the `defaults` are options of `PushConsumer` for all groups.
+        """
         self._session = session_of(session, name_servers, namespace)
         self._defaults = defaults
         self._subscriptions: dict[str, list[_Subscription]] = {}

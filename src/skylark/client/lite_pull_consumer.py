@@ -94,11 +94,19 @@ class LitePullConsumer:
         trace: bool | str = False,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: whose messages the consumer shares with its other members.
         - `session`: shares the connections of a session; without one, the consumer has its own.
         - `from_where`: where a group starts that has no offset yet: "last", "first", or a time (datetime, or epoch
           milliseconds).
-        - `auto_commit`: False leaves it to you to call `commit`.
-        - `limits`: how much of each queue may be read ahead; `max_cached_messages` of all queues together.
+        - `auto_commit`: False leaves it to you to call `commit`; else it is done every `commit_interval_s`.
+        - `pull_batch_size`: messages of one pull at most.
+        - `limits`: how much of each queue may be read ahead (`skylark.client.pulling.Limits`); `max_cached_messages` of
+          all queues together.
+        - `strategy`: how queues are shared, one of `skylark.client.allocate`; the same for all members.
+          `rebalance_interval_s`: how often that is done without a reason.
+        - `request_timeout_s`: of each request.
         - `namespace`: stands before the names of group and topics on the wire.
         - `trace`: True, or the name of a topic, writes a trace of everything that is handed out there.
         """
@@ -126,7 +134,7 @@ class LitePullConsumer:
         self._started = False
         self._closed = False
         self._is_balancing = False
-        self._said_no_topic = False
+        self._is_told_of_no_topic = False
         self._waiters = 0
         self._failures = Failures(group, log)
         self._ahead = ReadAhead(limits, max_cached_messages)
@@ -343,9 +351,9 @@ class LitePullConsumer:
         self._holding.take_back(thread)
 
     async def _arrival(self) -> None:
-        if not (self._subscriptions or self._assigned or self._said_no_topic):
-            self._said_no_topic = True
-            log.warning("group %s reads without a topic, and gets nothing until it subscribes or assigns", self.group)
+        if not (self._subscriptions or self._assigned or self._is_told_of_no_topic):
+            self._is_told_of_no_topic = True
+            log.warning("group %s has no topic, and gets nothing until it subscribes or assigns", self.group)
         self._ahead.arrived.clear()
         self._waiters += 1
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,6 +23,7 @@ LEAST_S: Final = 0.001
 """of what must take some time"""
 
 _Choice = TypeVar("_Choice", bound=str)
+_T = TypeVar("_T")
 
 
 def check_count(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
@@ -99,6 +100,13 @@ def check_trace(trace: object) -> None:
 def check_directory(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Path):
         raise InvalidMessage(f"{name} is {value!r}; it must be a pathlib.Path")
+
+
+def several(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
+    """What is given as a list: one by itself, or None, is a usual mistake."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise InvalidMessage(f"{name} is {values!r}; it takes several, as a list")
+    return tuple(values)
 
 
 def check_hooks(name: str, hooks: Sequence[object], *methods: str) -> None:

@@ -49,6 +49,7 @@ from skylark.client.options import (
     check_texts,
     check_trace,
     codec_among,
+    several,
 )
 from skylark.client.packing import Packing
 from skylark.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
@@ -95,12 +96,22 @@ class Producer:
         trace: bool | str = False,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: by which brokers know it; producers of one kind have one name.
         - `session`: shares the connections of a session; without one, the producer has its own.
         - `timeout_s`: of a whole call, with its retries; `attempt_timeout_s`: of one attempt while retries are left.
         - `retries`: how often a message that is refused goes to another broker; 0 sends once, also while none is there.
+        - `retry_codes`: answers of a broker after which a message goes to another one.
         - `retry_not_stored`: a message that is stored, but not flushed or replicated in time, goes to another broker.
         - `avoid_slow_brokers`: latency fault tolerance; see `skylark.client.faults` for its table.
-        - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None.
+        - `compression`: how bodies over `compress_over_bytes` are compressed (zlib, lz4, zstd), or None;
+          `compression_level`: from 0, quick, to 9, small.
+        - `max_message_bytes`: a body may have so many.
+        - `max_in_flight`, `max_in_flight_bytes`: so many messages, of so many bytes, may be on their way; then calls
+          wait.
+        - `default_topic`, `default_topic_queues`: where a topic that does not exist is made, and with how many queues.
+        - `hooks`: each a `SendHook`, called before and after each attempt to send.
         - `namespace`: stands before the names of group and topics on the wire.
         - `trace`: True, or the name of a topic, writes a trace of every send there.
         """
@@ -119,6 +130,7 @@ class Producer:
         check_count("max_in_flight_bytes", max_in_flight_bytes, 1)
         check_count("default_topic_queues", default_topic_queues, 1)
         check_topic(default_topic)
+        hooks, retry_codes = several("hooks", hooks), several("retry_codes", retry_codes)
         check_hooks("hooks", hooks, "before_send", "after_send")
         check_trace(trace)
         codec = codec_among(compression)

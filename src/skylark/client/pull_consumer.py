@@ -53,7 +53,14 @@ class PullConsumer:
         request_timeout_s: float = 3.0,
         namespace: str = "",
     ) -> None:
-        """`namespace` stands before the names of group and topics on the wire; a session may bring one too."""
+        """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: whose offsets are asked for and committed.
+        - `session`: shares the connections of a session; without one, the consumer has its own.
+        - `request_timeout_s`: of each request.
+        - `namespace`: stands before the names of group and topics on the wire; a session may bring one too.
+        """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
         self._namespace = self._session.namespace
         self.group = self._namespace.wrap(group)

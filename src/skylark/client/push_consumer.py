@@ -39,6 +39,7 @@ from skylark.client.options import (
     check_trace,
     choice_among,
     reconsume_times,
+    several,
 )
 from skylark.client.pulling import Limits
 from skylark.client.push_options import check_listener, check_push_options
@@ -90,6 +91,9 @@ class PushConsumer:
         trace: bool | str = False,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: whose messages the consumer shares with its other members.
         - `listener`: takes a message, or a list if `batch_size` is given; may be set by `@consumer.listen` too.
         - `session`: shares the connections of a session; without one, the consumer has its own.
         - `model`: "clustering" shares the messages among the members, "broadcasting" gives every member all of them.
@@ -105,7 +109,14 @@ class PushConsumer:
         - `consume_timeout_s`: a message that takes longer is given back for another try; an orderly or broadcasting
           consumer can only say so in the log.
         - `suspend_s`: how long an orderly queue pauses before it tries a message again.
-        - `limits`: how much of each queue may wait in memory.
+        - `strategy`: how queues are shared, one of `skylark.client.allocate` or a function of client id, queues and
+          client ids; the same for all members. `rebalance_interval_s`: how often that is done without a reason.
+          `queues_changed`: called with a topic and the queues that this member has of it now.
+        - `pull_batch_size`: messages of one pull at most; `pull_interval_s`: a pause after each.
+        - `limits`: how much of each queue may wait in memory (`skylark.client.pulling.Limits`).
+        - `commit_interval_s`: how often offsets are stored.
+        - `offsets_directory`: where a broadcasting consumer keeps its offsets, `~/.rocketmq_offsets` unless given.
+        - `hooks`: each a `ConsumeHook`, called before and after each call of the listener.
         - `shutdown_timeout_s`: how long closing waits for the listener; so does the end of the interpreter for a plain
           one.
         - `namespace`: stands before the names of group and topics on the wire.
@@ -143,7 +154,7 @@ class PushConsumer:
             commit_interval_s=commit_interval_s,
             rebalance_interval_s=rebalance_interval_s,
             shutdown_timeout_s=shutdown_timeout_s,
-            hooks=tuple(hooks),
+            hooks=several("hooks", hooks),
             queues_changed=queues_changed,
             offsets_directory=offsets_directory,
             mode=choice_among("mode", mode, ("pull", "pop", "broker")),

@@ -53,6 +53,13 @@ class QueryClient:
         request_timeout_s: float = 3.0,
         namespace: str = "",
     ) -> None:
+        """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `session`: shares the connections of a session; without one, the client has its own.
+        - `request_timeout_s`: of each request.
+        - `namespace`: stands before the names of topics on the wire.
+        """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)
         self._namespace = self._session.namespace
         self._timeout_s = request_timeout_s

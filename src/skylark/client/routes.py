@@ -14,6 +14,7 @@ the topic that new ones are modelled on (`TBW102`). That route is only for sendi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -173,7 +174,12 @@ class Routes:
         try:
             return await self._fetch(topic)
         except RouteNotFound:
+            is_new = default_topic not in self._routes
             model = await self._default(default_topic, topic)
+            if is_new:
+                # Its broker may have registered just now, after a restart of the name server, and have the topic too.
+                with contextlib.suppress(RouteNotFound):
+                    return await self._fetch(topic)
         route = self._defaults[topic] = as_default(topic, model, default_queues)
         _keep_bounded(self._defaults)
         self._brokers = None

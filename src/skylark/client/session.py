@@ -38,7 +38,7 @@ from skylark.client.errors import (
     RocketMQError,
 )
 from skylark.client.namespace import Namespace
-from skylark.client.options import LEAST_S, check_flag, check_hooks, check_seconds, check_texts
+from skylark.client.options import LEAST_S, check_flag, check_hooks, check_seconds, check_texts, several
 from skylark.client.questions import ConsumerMember, Questions, TransactionCheck
 from skylark.client.routes import Routes
 from skylark.client.rpc_hooks import RpcHook, RpcHooks
@@ -71,6 +71,8 @@ def session_of(
     """The session that a client was given, or one of its own. Raises InvalidMessage."""
     if session is None:
         return Session(name_servers, namespace=namespace, request_timeout_s=request_timeout_s)
+    if not isinstance(session, Session):
+        raise InvalidMessage(f"session is {session!r}; it must be a skylark.Session")
     if namespace and namespace != session.namespace.name:
         raise InvalidMessage("a shared session has its own namespace: give the namespace to the session")
     return session
@@ -112,6 +114,7 @@ class Session:
         """
         - `name_servers`: addresses, or the URL of an address server; None leaves it to the environment (`addresses`).
         - `instance`: the second half of the client id; without it, each session has one of its own.
+        - `client_ip`: the first half, in place of this machine's address. `request_timeout_s`: of each request.
         - `unit`: the part of a larger deployment that this client belongs to; `unit_mode` tells the brokers to mark the
           topics that it creates and the groups that it joins.
         - `namespace`: stands before all names of topics and groups on the wire; see `skylark.client.namespace`.
@@ -121,6 +124,8 @@ class Session:
         check_texts(namespace=namespace, namespace_v2=namespace_v2)
         check_flag("unit_mode", unit_mode)
         check_seconds("request_timeout_s", request_timeout_s, LEAST_S)
+        rpc_hooks = several("rpc_hooks", rpc_hooks)
+        check_texts(instance=instance or "", unit=unit or "", client_ip=client_ip or "")
         check_hooks("rpc_hooks", rpc_hooks, "before_request", "after_response")
         # Empty until the address server was asked, if there is one.
         self.name_servers, self._address_server = locate(name_servers, unit)
@@ -132,7 +137,7 @@ class Session:
         self.unit_mode = unit_mode
         self.namespace = Namespace(namespace)
         self._stamp = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else None
-        self._rpc_hooks = tuple(rpc_hooks)
+        self._rpc_hooks = rpc_hooks
         self.routes = Routes(self.ask_name_server, request_timeout_s)
         self.dialogue = Dialogue()
         self._producers: dict[str, int] = {}

@@ -104,11 +104,15 @@ class SimpleConsumer:
         namespace: str = "",
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
+        - `group`: whose messages the consumer shares with its other members.
         - `session`: shares the connections of a session; without one, the consumer has its own.
         - `fifo`: in order: a queue gives nothing more until what it gave before is acknowledged.
         - `from_where`: where a group starts that is new to a queue: with its "first" message or with the "last".
         - `invisible_s`: how long messages are hidden, unless `receive` says otherwise.
         - `max_reconsume_times`: a message that came again more often becomes a dead letter; -1 is RocketMQ's 16.
+        - `request_timeout_s`: of each request, beyond what it waits for messages.
         - `namespace`: stands before the names of group and topics on the wire.
         """
         self._session = session_of(session, name_servers, namespace, request_timeout_s)

@@ -82,8 +82,11 @@ class HalfMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, text: str | bytes) -> Self:
-        """Raises ValueError for what `encode` did not make."""
-        return msgspec.json.decode(text, type=cls)
+        """Raises InvalidMessage for what `encode` did not make."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (TypeError, ValueError) as e:
+            raise InvalidMessage(f"{text!r} is no half message, as its encode() gives it: {e}") from None
 
 
 class Transaction:
@@ -149,6 +152,8 @@ class TransactionProducer(Producer):
         **options: Any,
     ) -> None:
         """
+        - `name_servers`: `host:port`, several joined by `;` or in a list, or an address server's URL; None leaves it
+          to the environment.
         - `group`: all its producers must be able to tell how each other's transactions ended.
         - `checker`: tells it; None answers nothing, so that what was not ended is given up by the broker in the end.
         - `topics`: their brokers can ask from the start on; those of other topics, from the first message on.
@@ -157,6 +162,8 @@ class TransactionProducer(Producer):
         """
         check_optional_callback("the checker", checker, "message")
         check_count("max_checks", max_checks, 1)
+        if isinstance(topics, str):
+            raise InvalidMessage(f"topics is {topics!r}; it takes several, as in [{topics!r}]")
         super().__init__(name_servers, group, **options)
         self._topics = topics
         self._open: set[str] = set()  # ids of messages that are being prepared, or whose block is open

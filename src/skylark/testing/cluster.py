@@ -41,6 +41,7 @@ HOST: Final = "127.0.0.1"
 MAX_BROKERS: Final = 26
 _READ_AND_WRITE: Final = 6
 _REQUEST_TIMEOUT_S: Final = 60.0
+_NOT_RUNNING: Final = "the cluster does not run: use it within `with` or `async with`"
 
 _SMALL: Final = {
     "mappedFileSizeCommitLog": str(16 << 20),
@@ -201,14 +202,19 @@ class LocalCluster:
         *,
         topics: Mapping[str, int] | None = None,
         settings: Mapping[str, str] | None = None,
-        directory: Path | None = None,
+        directory: Path | str | None = None,
     ) -> None:
         if not 1 <= brokers <= MAX_BROKERS:
             raise ValueError(f"a local cluster has 1 to {MAX_BROKERS} brokers, not {brokers}")
+        if not isinstance(topics or {}, Mapping):
+            raise ValueError(f"topics is {topics!r}; it takes names with numbers of queues, as in {{'orders': 4}}")
+        for key, value in (settings or {}).items():
+            if not isinstance(value, str):
+                raise ValueError(f"the setting {key} is {value!r}; it takes text, as in broker.conf")
         self._count = brokers
         self._topics = dict(topics or {})
         self._settings = dict(settings or {})
-        self._given = directory
+        self._given = None if directory is None else Path(directory)
         self._temporary: Path | None = None
         self._home: Home | None = None
         self._name_server: LocalNameServer | None = None
@@ -218,13 +224,15 @@ class LocalCluster:
     @property
     def broker(self) -> LocalBroker:
         """The first broker, which is the only one unless you asked for more."""
+        if not self.brokers:
+            raise RuntimeError(_NOT_RUNNING)
         return self.brokers[0]
 
     @property
     def name_server(self) -> LocalNameServer:
         """The name server; `name_servers` is its address, which stays the same."""
         if self._name_server is None:
-            raise RuntimeError("the cluster does not run: use it within `with` or `async with`")
+            raise RuntimeError(_NOT_RUNNING)
         return self._name_server
 
     async def __aenter__(self) -> Self:
@@ -269,20 +277,23 @@ class LocalCluster:
         It is for code that blocks; a coroutine awaits the call instead.
         """
         if self._home is None:
-            raise RuntimeError("the cluster does not run: use it within `with` or `async with`")
+            raise RuntimeError(_NOT_RUNNING)
         return self._home.run(work)
 
     async def create_topic(self, name: str, queues: int = 8) -> None:
         """Creates a topic, or changes the number of its queues, on every broker that runs."""
+        running_loop()
+        running = [broker for broker in self.brokers if broker.running]
+        if not running:
+            raise RuntimeError("no broker of the cluster runs that could create the topic")
         header = CreateTopic(name, "TBW102", queues, queues, _READ_AND_WRITE, "SINGLE_TAG", 0)
         pool = Pool()
         try:
-            for broker in self.brokers:
-                if broker.running:
-                    request = Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header))
-                    answer = await pool.request(broker.address, request, _REQUEST_TIMEOUT_S)
-                    if answer.code != ResponseCode.SUCCESS:
-                        raise ValueError(f"{broker.name} does not create the topic {name!r}: {answer.remark}")
+            for broker in running:
+                request = Frame(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(header))
+                answer = await pool.request(broker.address, request, _REQUEST_TIMEOUT_S)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise ValueError(f"{broker.name} does not create the topic {name!r}: {answer.remark}")
         finally:
             pool.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ class Home:
     """It runs from its making to its end. The thread is a daemon: a test that forgets it still ends."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="skylark-local-cluster", daemon=True)
         self._thread.start()
@@ -67,6 +69,8 @@ class Home:
         self._thread.join()
 
     def _submit(self, work: Work[_T]) -> concurrent.futures.Future[_T]:
+        if self._pid != os.getpid():
+            raise RuntimeError("the cluster's servers are in the process that this one was forked from: use them there")
         if self._loop.is_closed():
             raise RuntimeError("the cluster has ended: make another one")
         return asyncio.run_coroutine_threadsafe(work(), self._loop)
