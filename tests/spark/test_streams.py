@@ -189,6 +189,19 @@ def test_a_topic_that_is_made_again_between_plan_and_read(model: Model, options:
     assert query.drain() == texts(*range(10, 16))
 
 
+def test_a_topic_that_is_made_again_under_a_range_that_ends_in_damage(model: Model) -> None:
+    """What is known of the queue lies before the second part of the range then."""
+    send(model, 0, 10)
+    model.brokers["a"].topics["t"][0].records[9] = None
+    query = Query(**EARLIEST, failOnDataLoss=False, minPartitions=2)
+    query.plan()
+    model.delete("t")
+    model.create("t")
+    send(model, 10, 21)
+    assert query.batch() == []
+    assert query.drain() == texts(*range(10, 21))
+
+
 def test_a_tail_that_the_broker_lost_is_not_read_twice(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     send(model, 0, 5)
     query = Query(**EARLIEST)

@@ -42,7 +42,7 @@ class Life:
         self.fails = fails
         self.model.create("other")
         self.model.create("t", QUEUES)
-        self.query = Query(subscribePattern="t|other", failOnDataLoss=fails, **options)
+        self.query = Query(failOnDataLoss=fails, **options)
 
     # What happens around the stream.
 
@@ -178,6 +178,7 @@ STEPS = st.one_of(
     st.tuples(st.just("damage"), st.integers(0, 6), st.integers(0, QUEUES - 1)),
     st.tuples(st.just("toggle")),
 )
+TOPICS = st.sampled_from([{"subscribePattern": "t|other"}, {"subscribe": "t,other"}])
 OPTIONS = st.fixed_dictionaries(
     {"startingOffsets": st.sampled_from(["earliest", "latest"])},
     optional={
@@ -191,10 +192,10 @@ OPTIONS = st.fixed_dictionaries(
 @pytest.mark.parametrize("fails", [True, False])
 def test_each_message_once_or_an_error(fails: bool) -> None:
     @settings(max_examples=LIVES)
-    @given(OPTIONS, st.lists(STEPS, max_size=25))
-    def live(options: dict[str, Any], steps: list[tuple[Any, ...]]) -> None:
+    @given(OPTIONS, TOPICS, st.lists(STEPS, max_size=25))
+    def live(options: dict[str, Any], topics: dict[str, str], steps: list[tuple[Any, ...]]) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            life = Life(install(monkeypatch, Model("a", "b")), fails=fails, options=options)
+            life = Life(install(monkeypatch, Model("a", "b")), fails=fails, options=options | topics)
             for name, *arguments in steps:
                 if name == "batch":
                     life.batch(is_done=arguments[0])
