@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from skylark.pipelines import spec
-from skylark.pipelines.checking import check_options
 from skylark.pipelines.errors import Mistakes, PipelineError
 
 WHOLE = """\
@@ -166,14 +165,14 @@ def test_tables_are_named_as_spark_will_know_them() -> None:
 def test_what_a_stream_can_t_take_is_told_by_validate(option: str) -> None:
     old = "subscribe: orders" if "assign" in option else "failOnDataLoss: false"
     with pytest.raises(PipelineError, match=rf"paid\.yaml:\d: source\.options\.{option.split(':')[0]}: option "):
-        check_options(parsed(WHOLE.replace(old, option)))
+        parsed(WHOLE.replace(old, option))
 
 
 def test_a_mistake_is_told_at_its_own_option() -> None:
     text = WHOLE.replace("maxOffsetsPerTrigger: 1000", "group: no body")
     text = text.replace("failOnDataLoss: false", "startingOffsets: first")
     with pytest.raises(Mistakes) as told:
-        check_options(parsed(text))
+        parsed(text)
     assert [str(mistake).split(": option ")[0] for mistake in told.value.errors] == [
         "paid.yaml:7: source.options.group",
         "paid.yaml:8: source.options.startingOffsets",
@@ -183,6 +182,7 @@ def test_a_mistake_is_told_at_its_own_option() -> None:
 def test_all_wrong_options_are_told_at_once() -> None:
     text = WHOLE
     for old, new in (
+        ("name: paid", "name: ../paid"),
         ("subscribe: orders", "subscribe: orders\n    pullBatchSise: 1\n    timeout: soon"),
         ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many\n    badRecords: dlq\n    dlqTopic: orders"),
         ("format: parquet\n  path: lake/paid\n  partitionBy: [tags]", "format: rocketmq\n  options: {topik: paid}"),
@@ -190,12 +190,13 @@ def test_all_wrong_options_are_told_at_once() -> None:
         assert old in text
         text = text.replace(old, new, 1)
     with pytest.raises(Mistakes) as told:
-        check_options(parsed(text))
+        parsed(text)
     assert [str(mistake).partition("; ")[0][:66] for mistake in told.value.errors] == [
+        "paid.yaml:1: name: expected letters, digits, dots and dashes",
         "paid.yaml:7: source.options.pullBatchSise: unknown option 'pullBat",
-        "paid.yaml:9: source.options.maxOffsetsPerTrigger: option maxOffset",
         "paid.yaml:8: source.options.timeout: option timeout='soon': expect",
+        "paid.yaml:9: source.options.maxOffsetsPerTrigger: option maxOffset",
         "paid.yaml:11: source.options.dlqTopic: option dlqTopic='orders' is",
-        "paid.yaml:20: sink.options.topik: unknown option 'topik'",
         "paid.yaml:18: sink: option nameServer is missing: the address of a",
+        "paid.yaml:20: sink.options.topik: unknown option 'topik'",
     ]

@@ -115,12 +115,11 @@ def run_pipeline(
     log_to_stderr(verbose=verbose)
     with user_errors():
         from skylark.pipelines import spec
-        from skylark.pipelines.checking import check_options, check_servers
+        from skylark.pipelines.checking import check_servers
         from skylark.pipelines.running import run
         from skylark.pipelines.session import session
 
         declared = spec.read(file)
-        check_options(declared)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
         check_servers(declared)
         chosen = master or declared.pipeline.spark.master
@@ -136,11 +135,10 @@ def validate(file: File, conf: Conf = None) -> None:
     """
     with user_errors():
         from skylark.pipelines import spec
-        from skylark.pipelines.checking import check, check_options
+        from skylark.pipelines.checking import check
         from skylark.pipelines.session import session
 
         declared = spec.read(file)
-        check_options(declared)
         settings = {**spec.settings_of(declared), **pairs(conf, "--conf")}
         with session("local[1]", declared.pipeline.name, conf=settings) as spark:
             columns = check(declared, spark)
@@ -189,10 +187,8 @@ def submit(
     with user_errors(), tempfile.TemporaryDirectory(prefix="skylark-submit-") as directory:
         from skylark.pipelines import spec
         from skylark.pipelines import submit as submitting
-        from skylark.pipelines.checking import check_options
 
         declared = spec.read(file)
-        check_options(declared)
         if deploy_mode is DeployMode.CLUSTER:
             submitting.check_paths(declared)
         submission = submitting.Submission(
@@ -255,7 +251,7 @@ def etl(
     """
     with user_errors():
         from skylark.pipelines import spec
-        from skylark.pipelines.checking import check_options, check_servers
+        from skylark.pipelines.checking import check_servers
         from skylark.pipelines.running import run
         from skylark.pipelines.session import session
 
@@ -280,7 +276,7 @@ def etl(
             spec.Document("skylark pipeline etl", {}),
             Path.cwd(),
         )
-        check_options(declared)
+        spec.check_options(declared)
         settings = pairs(conf, "--conf")
         check_servers(declared)
         with session(master, declared.pipeline.name, conf=settings) as spark:

@@ -6,9 +6,8 @@ unknown columns, wrong types, and what Spark can't do with a stream. No server i
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from skylark.client.errors import RocketMQError, RouteNotFound
 from skylark.pipelines.errors import PipelineError, as_one, raise_all, reason
+from skylark.pipelines.own_options import place_of
 from skylark.pipelines.spec import Declared, Mistake, options_of
 from skylark.pipelines.transforms import transformed, wrong_apart
 from skylark.spark.cluster import Cluster
-from skylark.spark.offline import log_directories, scan_options
 from skylark.spark.options import BadOption, stream_options, write_options
 from skylark.spark.rows import BadColumns, Rows
 
@@ -29,20 +28,8 @@ BATCH_ONLY: Final = ("rocketmq-commitlog",)
 _TIMEOUT_S: Final = 120
 
 
-def _scan(options: Mapping[str, str]) -> None:
-    log_directories(scan_options(options).path)
-
-
-_OPTIONS: Final[dict[tuple[str, str], Callable[[Mapping[str, str]], object]]] = {
-    ("source", "rocketmq"): stream_options,
-    ("source", "rocketmq-commitlog"): _scan,
-    ("sink", "rocketmq"): write_options,
-}
-
-
 def check(declared: Declared, spark: SparkSession) -> StructType:
     """The columns that go into the sink. Raises PipelineError."""
-    check_options(declared)
     try:
         schema = source_schema(declared, spark)
     except PipelineError as e:
@@ -57,42 +44,6 @@ def check(declared: Declared, spark: SparkSession) -> StructType:
             _check_streams(declared, result, f"{directory}/checkpoint")
     _check_sink(declared, result)
     return result.schema
-
-
-def check_options(declared: Declared) -> None:
-    """Options of our own formats; those of Spark's formats it looks at itself. All mistakes are raised at once."""
-    mistakes: list[Mistake] = []
-    for (part, name), parse in _OPTIONS.items():
-        if getattr(declared.pipeline, part).format == name:
-            given = options_of(declared, part)  # type: ignore[arg-type]
-            path = getattr(declared.pipeline, part).path
-            if path is not None:
-                given["path"] = declared.located(path)
-            mistakes += _wrong_options(declared, part, given, parse)
-    raise_all(mistakes)
-
-
-def _wrong_options(
-    declared: Declared, part: str, given: dict[str, str], parse: Callable[[Mapping[str, str]], object]
-) -> Iterator[Mistake]:
-    """Each is left out when it is told, which brings up the next; what its absence makes wrong is not told."""
-    left_out: set[str] = set()
-    while True:
-        try:
-            parse(given)
-            return
-        except BadOption as e:
-            text = str(e)
-        words = re.findall(r"\w+", re.split(r"; did you mean |; there are |: expected ", text)[0])
-        if left_out.intersection(words):
-            return
-        named = next((word for word in words if word in given), None)
-        inside = () if named is None else ("options", named) if named != "path" else ("path",)
-        yield declared.document.error((part, *inside), text)
-        if named is None:
-            return
-        left_out |= {named, text.partition("; did you mean ")[2].rstrip("?")}
-        del given[named]
 
 
 def check_servers(declared: Declared) -> None:
@@ -139,7 +90,8 @@ def source_schema(declared: Declared, spark: SparkSession) -> StructType:
     try:
         return (reader.load(declared.located(source.path)) if source.path else reader.load()).schema
     except PySparkException as e:
-        raise declared.document.error(("source", "path" if source.path else "options"), reason(e)) from e
+        place = place_of(reason(e), source.options) or ("path" if source.path else "options",)
+        raise declared.document.error(("source", *place), reason(e)) from e
 
 
 def _check_streams(declared: Declared, result: DataFrame, checkpoint: str) -> None:

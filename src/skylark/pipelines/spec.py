@@ -27,6 +27,7 @@ import yaml
 from msgspec import Meta
 
 from skylark.pipelines.errors import PipelineError, raise_all
+from skylark.pipelines.own_options import wrong_options
 from skylark.spark.options import BadOption, duration_ms, option_names
 
 Key = tuple[str | int, ...]
@@ -135,7 +136,7 @@ class Declared(msgspec.Struct, frozen=True):
 
     def located(self, path: str) -> str:
         """`path` as Spark should see it: URLs as they are, others absolute."""
-        return path if re.match(r"^[a-z][a-z0-9+.-]*:", path) else str((self.directory / path).resolve())
+        return _located(path, self.directory)
 
     @property
     def checkpoint(self) -> str:
@@ -163,10 +164,21 @@ def parse(text: str, name: str, directory: Path) -> Declared:
     if not isinstance(tree, dict):
         raise document.error((), "a pipeline is a mapping with the keys name, source, transforms and sink")
     mistakes: list[Mistake] = [*_wrong_keys(Pipeline, tree, (), document), *_wrong_values(Pipeline, tree, (), document)]
-    mistakes += _wrong_meanings(tree, document)
+    mistakes += _wrong_meanings(tree, document, directory)
     mistakes.sort(key=lambda mistake: mistake.line)
     raise_all(mistakes)
     return Declared(msgspec.convert(tree, Pipeline), document, directory)
+
+
+def check_options(declared: Declared) -> None:
+    """Of a pipeline that was not read from a file. All mistakes are raised at once."""
+    raise_all(
+        [
+            mistake
+            for part in (declared.pipeline.source, declared.pipeline.sink)
+            for mistake in _wrong_own_options(part, declared.document, declared.directory)
+        ]
+    )
 
 
 def options_of(declared: Declared, part: Literal["source", "sink"]) -> dict[str, str]:
@@ -177,6 +189,10 @@ def options_of(declared: Declared, part: Literal["source", "sink"]) -> dict[str,
 def settings_of(declared: Declared) -> dict[str, str]:
     """Spark's settings in the file."""
     return _as_texts(declared.pipeline.spark.conf)
+
+
+def _located(path: str, directory: Path) -> str:
+    return path if re.match(r"^[a-z][a-z0-9+.-]*:", path) else str((directory / path).resolve())
 
 
 def _as_texts(given: Mapping[str, Any]) -> dict[str, str]:
@@ -300,7 +316,7 @@ def _wrong_value(field: msgspec.structs.FieldInfo, value: Any, key: Key, documen
         yield document.error((*key, *_parsed(place.rstrip("`"))), text)
 
 
-def _wrong_meanings(tree: Mapping[str, Any], document: Document) -> Iterator[Mistake]:
+def _wrong_meanings(tree: Mapping[str, Any], document: Document, directory: Path) -> Iterator[Mistake]:
     """What each part says of itself, if it can be read."""
     for kind, part, key in _parts(Pipeline, tree, ()):
         try:
@@ -309,16 +325,25 @@ def _wrong_meanings(tree: Mapping[str, Any], document: Document) -> Iterator[Mis
             continue  # told already
         if isinstance(value, Transform) and (value.sql is None) == (value.python is None):
             yield document.error(key, "expected one of sql and python")
-        wrong = _about_source(value) if isinstance(value, Source) else ()
-        wrong = _about_sink(value, tree) if isinstance(value, Sink) else wrong
-        for name, text in wrong:
-            yield document.error((*key, name), text)
+        if isinstance(value, Source | Sink):
+            wrong = list(_about_source(value) if isinstance(value, Source) else _about_sink(value, tree))
+            for name, text in wrong:
+                yield document.error((*key, name), text)
+            if not wrong and not any(_wrong_options(value.options, (*key, "options"), document)):
+                yield from _wrong_own_options(value, document, directory)
     trigger = tree.get("trigger", "once")
     if isinstance(trigger, str) and trigger not in ("once", "continuous"):
         try:
             duration_ms(trigger, "trigger")
         except BadOption:
             yield document.error(("trigger",), _A_TRIGGER)
+
+
+def _wrong_own_options(part: Source | Sink, document: Document, directory: Path) -> Iterator[Mistake]:
+    name = "source" if isinstance(part, Source) else "sink"
+    path = None if part.path is None else _located(part.path, directory)
+    for place, text in wrong_options(name, part.format, _as_texts(part.options), path):
+        yield document.error((name, *place), text)
 
 
 def _about_source(source: Source) -> Iterator[tuple[str, str]]:
