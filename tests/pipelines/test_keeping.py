@@ -208,10 +208,13 @@ def test_a_state_that_is_restored_after_the_lake_went_on_without_it() -> None:
         for state, query in (({}, "query-2"), (saved, "query-3")):
             disk.delete(STATE)
             disk.files |= state
+            refused = None
             try:
                 Driver(disk, broker).run(query)
             except PipelineError as e:
-                assert f"delete lake/{CHECKPOINT}" in str(e)
+                refused = str(e)
+            if refused is not None:
+                assert f"delete lake/{CHECKPOINT}" in refused
                 disk.delete(CHECKPOINT)
                 Driver(disk, broker).run("query-4")
             assert disk.rows() == broker.there(), deaths

@@ -193,9 +193,7 @@ class Offsets:
 
     def remove_topics(self, topics: Collection[str]) -> None:
         """Forgets topics that are deleted, also on disk. Raises OSError, and has forgotten nothing then."""
-        is_saved = not self._unsaved and self._version_on_disk == self.data_version.counter
-        if not is_saved or any(key[1] in topics for key in self._offsets.rows):
-            self._deleted.add(topics, self.data_version.counter + 1)
+        self._deleted.add(topics, self.data_version.counter + 1)
         self._remove(lambda key: key[1] in topics)
 
     def copy(self) -> OffsetCopy:
