@@ -77,7 +77,7 @@ def test_wrong_bodies(body: Any, says: str) -> None:
         ({"tag": "a\x01b"}, "character 1"),
         ({"key": ["a", "b c"]}, "blank"),
         ({"key": ["a", ""]}, "blank"),
-        ({"key": 42}, "key is 42 and must be a str"),
+        ({"key": 42}, "key is 42; it must be a str"),
         ({"properties": ["a=b"]}, "must be a dict"),
         ({"properties": {"a": ""}}, "blank"),
         ({"properties": {"a": "\x02"}}, "separate"),
