@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.live import Live, live_broker
+from skylark.broker import assignment
 from skylark.broker.assignment import allocate_for_pop, averagely, by_circle
 from skylark.wire import pop
 from skylark.wire.bodies import MessageQueue, decode_body, encode_body
@@ -92,6 +93,21 @@ def test_the_mode_of_a_group_is_set_and_kept(tmp_path: Path) -> None:
             assert await asked(live) == [(-1, "POP")]
             assert await set_mode(live, TOPIC, "PULL") == 0
             assert len(await asked(live)) == 4
+
+    asyncio.run(main())
+
+
+def test_clients_of_one_host_do_not_set_all_modes_that_there_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignment, "MAX_MODES", 6)
+
+    async def main() -> None:
+        async with live_broker(tmp_path) as live:
+            await live.send(TOPIC)
+            codes = [await set_mode(live, TOPIC, "POP", f"g{number}") for number in range(5)]
+            assert codes == [0] * 3 + [ResponseCode.INVALID_PARAMETER] * 2
+            assert await set_mode(live, TOPIC, "PULL", "g0") == 0, "what is set can be changed"
 
     asyncio.run(main())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.live import Live, live_broker, messages_of
+from skylark.broker import topics
 from skylark.wire.codes import RequestCode, ResponseCode
 from skylark.wire.frame import Encoding
 from skylark.wire.headers import SendMessageV2
@@ -87,6 +88,23 @@ def test_a_batch_that_cannot_be_read_stores_nothing(tmp_path: Path, body: bytes)
             answer = await broker.ask(RequestCode.SEND_BATCH_MESSAGE, body, **v2("t", batch=True))
             assert answer.code == ResponseCode.MESSAGE_ILLEGAL
             assert (await broker.pull("t", 0)).code == ResponseCode.PULL_NOT_FOUND
+
+    asyncio.run(run())
+
+
+def test_senders_of_one_host_do_not_make_all_topics_that_there_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with live_broker(tmp_path) as broker:
+            assert broker._broker is not None
+            known = broker._broker._topics
+            monkeypatch.setattr(topics, "MAX_AUTO_CREATED_TOPICS", len(known) + 6)
+            answers = await asyncio.gather(*(broker.send(f"t{number}") for number in range(6)))
+            assert sorted(answer.code for answer in answers) == [0] * 3 + [ResponseCode.TOPIC_NOT_EXIST] * 3
+            refused = [answer.remark or "" for answer in answers if answer.code]
+            assert all("clients of 127.0.0.1 have made 3 topics" in remark for remark in refused)
+            assert known.has_room_for_senders("10.0.0.2")
 
     asyncio.run(run())
 

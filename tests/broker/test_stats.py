@@ -124,6 +124,20 @@ def test_an_idle_counter_makes_room_and_stays_in_the_totals() -> None:
     assert stats.totals(START_MS).put_count == 8
 
 
+def test_idle_counters_make_room_in_a_full_table() -> None:
+    stats = Stats("C1", START_MS, max_counters=2)
+    for topic in "ABC":
+        stats.put(topic, 1, 1)
+    assert stats.view("TOPIC_PUT_NUMS", "C") is None
+    for tick in range(9):
+        stats.put("A", 1, 1)
+        stats.tick(START_MS + tick * 10_000)
+    assert [stats.view("TOPIC_PUT_NUMS", topic) is not None for topic in "ABC"] == [True, False, False]
+    stats.put("C", 1, 1)
+    assert stats.view("TOPIC_PUT_NUMS", "C") is not None
+    assert stats.totals(START_MS).put_count == 13
+
+
 def test_deleted_topics_and_groups_are_forgotten() -> None:
     stats = Stats("C1", START_MS)
     stats.put("T", 1, 1)

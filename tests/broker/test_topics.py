@@ -181,6 +181,22 @@ class TestCreationBySending:
         bench.topics.put(TopicConfig("T"))
         assert bench.topics.inherited("U", "TBW102", 4, 0) is None
 
+    def test_one_host_leaves_room_for_others(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "MAX_AUTO_CREATED_TOPICS", len(bench.topics) + 20)
+        made: dict[str, int] = {}
+        for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+            for number in range(30):
+                topic = bench.topics.inherited(f"{host[-1]}-{number}", "TBW102", 4, 0, host)
+                if topic is not None:
+                    bench.topics.take_share(topic.topic_name, host)
+                    bench.topics.put(topic)
+                    made[host] = number + 1
+        assert made == {"10.0.0.1": 10, "10.0.0.2": 5, "10.0.0.3": 2}
+        bench.topics.delete("1-0")
+        assert bench.topics.has_room_for_senders("10.0.0.3")
+        bench.topics.delete("1-0")
+        assert bench.topics.fullness("10.0.0.1").startswith("clients of 10.0.0.1 have made 9 topics")
+
     def test_for_send_back(self, bench: Bench) -> None:
         topic = bench.topics.create_for_send_back("%RETRY%g", 1, RW, 2)
         assert topic == TopicConfig("%RETRY%g", 1, 1, RW, topic_sys_flag=2)

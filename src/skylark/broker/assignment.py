@@ -21,6 +21,7 @@ from skylark.broker.clients import Clients
 from skylark.broker.config import BrokerConfig
 from skylark.broker.groups import Groups
 from skylark.broker.name_servers import NameServers
+from skylark.broker.shares import Shares
 from skylark.broker.table_writer import Rendered, TableWriter, not_written
 from skylark.broker.topics import RETRY_PREFIX, Topics
 from skylark.broker.turns import ITEMS_PER_TURN, beside, steps
@@ -109,6 +110,7 @@ class Assignments:
         path = config_dir / "messageRequestMode.json"
         self._modes = (load(path, _Modes) or _Modes()).message_request_mode_map
         self._known_modes = sum(map(len, self._modes.values()))
+        self._shares = Shares()
         self.writer = TableWriter(path, self._capture)
         self._steady_clock = steady_clock
         self._routes: dict[str, tuple[int, list[MessageQueue]]] = {}
@@ -179,12 +181,17 @@ class Assignments:
             raise RequestFailed(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         if self._groups.get(group, connection) is None:
             raise RequestFailed(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-        modes = self._modes.setdefault(topic, {})
-        if group not in modes:
-            if self._known_modes >= MAX_MODES:
-                raise RequestFailed(ResponseCode.INVALID_PARAMETER, f"{MAX_MODES} modes are set: no more are taken")
+        if group not in self._modes.get(topic, ()):
+            host = connection.peer[0]
+            if not self._shares.has_room(host, 1, MAX_MODES - self._known_modes - 1):
+                raise RequestFailed(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"clients of {host} have set {self._shares.held(host)} modes, and all {self._known_modes} of "
+                    f"{MAX_MODES}: no more are taken from there",
+                )
             self._known_modes += 1
-        modes[group] = wanted
+            self._shares.add(host, 1)
+        self._modes.setdefault(topic, {})[group] = wanted
         self.writer.changed()
         try:
             await self.writer.written()

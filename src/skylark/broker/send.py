@@ -140,9 +140,11 @@ class Sends:
         """
         name = request.topic
         if name not in self._first:
-            topic = self._new_topic(request)
+            host = connection.peer[0]
+            topic = self._new_topic(request, host)
+            self._topics.take_share(name, host)
             self._first[name] = deque()
-            creation = asyncio.create_task(self._create(topic, connection.peer[0]))
+            creation = asyncio.create_task(self._create(topic, host))
             self._creations.add(creation)
             creation.add_done_callback(self._creations.discard)
         stored: asyncio.Future[Frame | Awaitable[Frame]] = asyncio.get_running_loop().create_future()
@@ -160,6 +162,7 @@ class Sends:
                 await self._topics.create(topic)
         except RequestFailed as e:
             failure = e
+            self._topics.give_back_share(topic.topic_name)
         waiting = self._first[topic.topic_name]
         while waiting:
             await next_turn(host)
@@ -279,7 +282,9 @@ class Sends:
         """The topic to write to, created if that is allowed. Raises RequestFailed."""
         topic = self._find_topic(request.topic)
         if topic is None:
-            topic = self._new_topic(request)
+            host = connection.peer[0]
+            topic = self._new_topic(request, host)
+            self._topics.take_share(topic.topic_name, host)
             self._topics.put(topic)
         self._check(request, topic, connection)
         return topic
@@ -298,7 +303,7 @@ class Sends:
                 f"{topic.write_queue_nums} write and {topic.read_queue_nums} read queues. Producer: {connection!r}",
             )
 
-    def _new_topic(self, request: SendRequest) -> TopicConfig:
+    def _new_topic(self, request: SendRequest, host: str) -> TopicConfig:
         """What a topic that is not there is to be like. Raises RequestFailed if it may not be created."""
         name = request.topic
         remark = validate_topic(name)
@@ -308,9 +313,15 @@ class Sends:
             raise RequestFailed(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
         is_retry = name.startswith(RETRY_PREFIX)
         sys_flag = (UNIT_SUBSCRIPTION if is_retry else UNIT_TOPIC) if request.unit_mode else 0
-        topic = self._topics.inherited(name, request.default_topic, request.default_topic_queue_nums, sys_flag)
-        if topic is None and is_retry and self._topics.has_room_for_senders:
+        topic = self._topics.inherited(name, request.default_topic, request.default_topic_queue_nums, sys_flag, host)
+        if topic is None and is_retry and self._topics.has_room_for_senders(host):
             topic = TopicConfig(name, 1, 1, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag)
+        if topic is None and not self._topics.has_room_for_senders(host):
+            raise RequestFailed(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] is not created: {self._topics.fullness(host)}. Delete topics that nobody uses, or "
+                "create this one as an operator does (updateTopic)",
+            )
         if topic is None:
             raise RequestFailed(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{suggest()}"

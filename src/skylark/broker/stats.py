@@ -6,7 +6,8 @@ Apache's broker, a minute has a sample every 10 seconds, an hour one every 10 mi
 counter is taken to have been zero one period before its first sample.
 
 The number of counters is bounded. What comes when the tables are full is counted in the broker's totals only; a counter
-that saw nothing for a day makes room. Totals never lose what such a counter had counted.
+that saw nothing for a day makes room, and in a full table one that saw nothing for a minute: who fills it has to go on
+doing so. Totals never lose what such a counter had counted.
 """
 
 from __future__ import annotations
@@ -151,6 +152,11 @@ class Counters(Generic[_Key]):
 
     def forget_idle(self) -> None:
         self.forget([key for key, counter in self.table.items() if counter.day.idle])
+
+    def make_room(self) -> None:
+        """When the table is full, what saw nothing for a minute leaves it to others."""
+        if len(self.table) >= self._max_counters:
+            self.forget([key for key, counter in self.table.items() if counter.minute.idle])
 
     def all(self) -> list[Counter]:
         return [*self.table.values(), self._others, self._system_others]
@@ -300,6 +306,8 @@ class Stats:
             self._hours_at_ms = now_ms + _HOUR_MS
             for table in (self._puts, *self._by_group):
                 table.forget_idle()
+        for table in (self._puts, *self._by_group):
+            table.make_room()
         self._samples.append(totals)
         self._close_minute(totals)
         self._close_day(totals)

@@ -4,6 +4,8 @@ A topic that somebody asks for, or sends to first, is there once it is on disk (
 the topic that it was sent to. If the disk refuses, there is no such topic, and the answer says why. What a broker makes
 by itself (`put`) is there at once and on disk soon after; retry and dead-letter topics that a crash took are made anew
 from their messages. `on_change` learns of every change, so that name servers do.
+
+How many topics senders may make is divided among their hosts (`shares.py`), until the broker is started again.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from skylark.broker.attributes import (
 )
 from skylark.broker.config import BrokerConfig
 from skylark.broker.offsets import Offsets
+from skylark.broker.shares import Shares
 from skylark.broker.static_topics import BadMapping, StaticTopics
 from skylark.broker.table_writer import EntryTable, not_written
 from skylark.broker.turns import beside, next_turn, steps
@@ -156,6 +159,9 @@ class Topics:
         self.table = EntryTable(
             path, "topic", self._topics, stored.data_version, self._clock, lambda: _WrittenTopics, self._changed
         )
+        self._creators: dict[str, str] = {}  # of the topics that senders made, their hosts
+        self._expected: set[str] = set()  # those of them that are not in the table yet, nor on their way there
+        self._shares = Shares()
         self.get = self._topics.get
         self.data_version = stored.data_version
         self.on_change: Callable[[list[TopicConfig]], None] | None = None
@@ -178,9 +184,9 @@ class Topics:
         return name in self.system_topics or name.startswith(SYSTEM_PREFIX)
 
     def inherited(
-        self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int
+        self, name: str, default_topic: str, client_queue_nums: int, topic_sys_flag: int, host: str = ""
     ) -> TopicConfig | None:
-        """What a new topic is like, by the default topic if that may be inherited from; else None."""
+        """What the new topic of a sender is like, by the default topic if that may be inherited from; else None."""
         pattern = self._topics.get(default_topic)
         if pattern is None:
             log.warning("topic %s is not created: there is no default topic %s", name, default_topic)
@@ -189,8 +195,8 @@ class Topics:
         if not (may_inherit and pattern.perm & PERM_INHERIT):
             log.warning("topic %s is not created: %s can't be inherited from", name, default_topic)
             return None
-        if not self.has_room_for_senders:
-            log.warning("topic %s is not created: there are %d topics", name, len(self.table))
+        if not self.has_room_for_senders(host):
+            log.warning("topic %s is not created: %s", name, self.fullness(host))
             return None
         queues = max(0, min(client_queue_nums, pattern.write_queue_nums))
         return TopicConfig(
@@ -202,9 +208,27 @@ class Topics:
             topic_sys_flag=topic_sys_flag,
         )
 
-    @property
-    def has_room_for_senders(self) -> bool:
-        return len(self.table) < MAX_AUTO_CREATED_TOPICS
+    def has_room_for_senders(self, host: str = "") -> bool:
+        left = MAX_AUTO_CREATED_TOPICS - len(self.table) - len(self._expected)
+        return self._shares.has_room(host, 1, left - 1)
+
+    def fullness(self, host: str) -> str:
+        return (
+            f"clients of {host} have made {self._shares.held(host)} topics, there are {len(self.table)}, and from "
+            f"{MAX_AUTO_CREATED_TOPICS} on senders make none"
+        )
+
+    def take_share(self, name: str, host: str) -> None:
+        """A sender on `host` makes a topic."""
+        if name not in self._creators:
+            self._creators[name] = host
+            self._shares.add(host, 1)
+            self._expected.add(name)
+
+    def give_back_share(self, name: str) -> None:
+        """It is not there after all, or not any more."""
+        self._expected.discard(name)
+        self._shares.add(self._creators.pop(name, ""), -1)
 
     def create_for_send_back(
         self, name: str, queue_nums: int, perm: int, topic_sys_flag: int, order: bool | None = None
@@ -248,10 +272,12 @@ class Topics:
 
     def put(self, *topics: TopicConfig) -> None:
         """Adds or replaces topics as one change."""
+        self._expected.difference_update([topic.topic_name for topic in topics])
         self.table.put({topic.topic_name: topic for topic in topics})
 
     async def create(self, *topics: TopicConfig) -> None:
         """Adds or replaces topics as one change, once it is on disk. Raises RequestFailed: then nothing has changed."""
+        self._expected.difference_update([topic.topic_name for topic in topics])
         try:
             await self.table.create({topic.topic_name: topic for topic in topics})
         except Exception as e:
@@ -259,6 +285,7 @@ class Topics:
             raise not_written(f"{what} can't be created or changed", e) from e
 
     def delete(self, name: str) -> TopicConfig | None:
+        self.give_back_share(name)
         return self.table.delete(name)
 
     def mark_ordered(self, names: Iterable[str]) -> None:
