@@ -10,7 +10,7 @@ import pytest
 
 from client.inbox import DEADLINE_S
 from client.plain import send
-from skylark.client.errors import ClientClosed, RocketMQError
+from skylark.client.errors import ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.lite_pull_consumer import LitePullConsumer
 from skylark.client.message import MessageQueue
 from skylark.client.pulling import Limits
@@ -173,9 +173,9 @@ def test_what_can_not_be_is_said() -> None:
                 consumer.assign(queues[:1])
                 with pytest.raises(RocketMQError, match="has queues assigned"):
                     consumer.subscribe("orders")
-                with pytest.raises(ValueError, match="not among the queues"):
+                with pytest.raises(InvalidMessage, match="not among the queues"):
                     consumer.pause(queues)
-                with pytest.raises(ValueError, match="0 to 0, not 7"):
+                with pytest.raises(InvalidMessage, match="0 to 0, not 7"):
                     await consumer.seek(queues[0], 7)
             async with LitePullConsumer(cluster.name_servers, group="g") as other:
                 other.subscribe("orders")

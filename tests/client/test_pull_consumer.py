@@ -59,9 +59,9 @@ def test_what_can_not_be_is_said() -> None:
             with pytest.raises(ClientClosed, match="async with"):
                 await consumer.queues("orders")
             async with consumer:
-                with pytest.raises(ValueError, match="1 to 1024 messages, not 0"):
+                with pytest.raises(InvalidMessage, match="1 to 1024 messages, not 0"):
                     await consumer.pull(queue, 0, 0)
-                with pytest.raises(ValueError, match="0 or more, not -1"):
+                with pytest.raises(InvalidMessage, match="0 or more, not -1"):
                     await consumer.pull(queue, -1)
                 with pytest.raises(InvalidMessage, match="names no tag"):
                     await consumer.pull(queue, 0, tag=" || ")

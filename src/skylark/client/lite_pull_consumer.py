@@ -31,7 +31,7 @@ from skylark.client.addresses import NameServers
 from skylark.client.allocate import Strategy, average
 from skylark.client.committing import Commits
 from skylark.client.crew import Crew
-from skylark.client.errors import BrokerError, ClientClosed, RocketMQError
+from skylark.client.errors import BrokerError, ClientClosed, InvalidMessage, RocketMQError
 from skylark.client.failing import Failures
 from skylark.client.holding import Holding, current_holder
 from skylark.client.lives import Life
@@ -291,7 +291,7 @@ class LitePullConsumer:
         """
         self._check_started()
         if max_count < 1:
-            raise ValueError(f"max_count is {max_count}; it must be 1 or more")
+            raise InvalidMessage(f"max_count is {max_count}; it must be 1 or more")
         holder = current_holder()
         self._holding.settle(holder)
         hand = self._take(max_count)
@@ -364,10 +364,10 @@ class LitePullConsumer:
     # Places.
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on at `offset`; what was read ahead is dropped. Raises ValueError for one that can't be."""
+        """Goes on at `offset`; what was read ahead is dropped. Raises InvalidMessage for one that can't be."""
         low, high = await self._reader.min_offset(queue), await self._reader.max_offset(queue)
         if not low <= offset <= high:
-            raise ValueError(f"{queue} has the offsets {low} to {high}, not {offset}")
+            raise InvalidMessage(f"{queue} has the offsets {low} to {high}, not {offset}")
         self._move(self._find(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -520,7 +520,7 @@ class LitePullConsumer:
     def _find(self, queue: MessageQueue) -> Owned:
         owned = self._ahead.owned.get(self._namespace.wrap_queue(queue))
         if owned is None:
-            raise ValueError(f"{queue} is not among the queues of this consumer; see assignment()")
+            raise InvalidMessage(f"{queue} is not among the queues of this consumer; see assignment()")
         return owned
 
     def _check_started(self) -> None:

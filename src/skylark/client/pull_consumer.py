@@ -17,7 +17,7 @@ import msgspec
 
 from skylark.client import offsets
 from skylark.client.addresses import NameServers
-from skylark.client.errors import ClientClosed, NotReachable
+from skylark.client.errors import ClientClosed, InvalidMessage, NotReachable
 from skylark.client.message import MessageQueue
 from skylark.client.pulling import Pulled, PullStatus, pull
 from skylark.client.session import Session, session_of
@@ -156,9 +156,9 @@ class PullConsumer:
     ) -> Pulled:
         """`pull` with the tags or the expression of a subscription."""
         if not 0 < max_count <= MAX_PULL:
-            raise ValueError(f"a pull takes 1 to {MAX_PULL} messages, not {max_count}")
+            raise InvalidMessage(f"a pull takes 1 to {MAX_PULL} messages, not {max_count}")
         if offset < 0:
-            raise ValueError(f"an offset is 0 or more, not {offset}")
+            raise InvalidMessage(f"an offset is 0 or more, not {offset}")
         await self._check_route(queue)
         try:
             pulled = await pull(
