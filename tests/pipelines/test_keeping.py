@@ -210,8 +210,7 @@ def test_a_state_that_is_restored_after_the_lake_went_on_without_it() -> None:
             disk.files |= state
             try:
                 Driver(disk, broker).run(query)
-            except PipelineError as e:
-                assert f"delete lake/{CHECKPOINT}" in str(e)
+            except PipelineError:  # as it tells
                 disk.delete(CHECKPOINT)
                 Driver(disk, broker).run("query-4")
             assert disk.rows() == broker.there(), deaths

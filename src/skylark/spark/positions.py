@@ -82,9 +82,7 @@ def check_order(options: Reading, start: Offsets, end: Offsets) -> None:
         return
     for queue in sorted(end):
         if end[queue] < start[queue]:
-            raise BadOption(
-                f"option endingOffsets: {queue} ends at {end[queue]} and begins at {start[queue]}"
-            )
+            raise BadOption(f"option endingOffsets: {queue} ends at {end[queue]} and begins at {start[queue]}")
 
 
 def _since(cluster: Cluster, options: Reading, times_ms: Mapping[Queue, int], option: str) -> Offsets:
