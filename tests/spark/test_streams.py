@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from skylark.client.errors import BrokerError, NotReachable, RouteNotFound
 from skylark.pipelines.checkpoints import moved_end
+from skylark.spark import commits
 from skylark.spark.bodies import Shape
+from skylark.spark.cluster import Cluster
+from skylark.spark.commits import commit
 from skylark.spark.options import BadOption, batch_options
 from skylark.spark.positions import DataLost
 from skylark.spark.pulls import Pace
-from skylark.spark.queues import Position, Queue
+from skylark.spark.queues import Offsets, Position, Queue
 from skylark.spark.source import BatchReader
 from skylark.wire.frame import Frame
 from spark.conftest import wait_until
@@ -471,6 +475,32 @@ def test_commits_hold_up_no_batch_and_no_other_broker(two: Model) -> None:
     query.drain()
     wait_until(lambda: two.brokers["b"].committed.get(key) == 4)
     query.stop()
+
+
+def test_a_broker_that_does_not_answer_takes_no_commit_from_others(two: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_offsets = Cluster.commit_offsets
+
+    def silent(self: Cluster, group: str, offsets: Offsets) -> None:
+        if any(queue.broker == "a" for queue in offsets):
+            raise NotReachable("no answer from a")
+        commit_offsets(self, group, offsets)
+
+    monkeypatch.setattr(Cluster, "commit_offsets", silent)
+    ends = {A0: 4, Queue("t", "b", 0): 7}
+    with Cluster(NAME_SERVER, 1.0) as cluster:
+        assert commit(cluster, "readers", ends) == {Queue("t", "b", 0): 7}
+        with pytest.raises(NotReachable, match="no answer from a"):
+            commit(cluster, "readers", {A0: 4})
+
+
+def test_commits_are_made_beside_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    monkeypatch.setattr(commits, "commit", lambda *given: threads.append(threading.current_thread()) or {})
+    waiting = commits.Commits(NAME_SERVER, "readers")
+    waiting.reach({A0: 1})
+    waiting.close()
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 def test_a_group_that_nobody_used_yet(model: Model) -> None:
