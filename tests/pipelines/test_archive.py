@@ -18,18 +18,13 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from patience import DEADLINE_S
 from pipelines.conftest import Skylark
 from pipelines.test_dead_letters import stored
 from skylark.pipelines.files import Files
 from skylark.pipelines.keeping import CHECKPOINT, STATE
 from skylark.pipelines.lake import Lake
 from skylark.pipelines.span import span
-from skylark.spark.cluster import Cluster
 from skylark.spark.columns import SCHEMA
-from skylark.wire.codes import RequestCode
-from skylark.wire.frame import Frame
-from skylark.wire.message import SYS_COMPRESSED
 from spark.conftest import Topics
 
 SEQUENCES = int(os.environ.get("SKYLARK_ARCHIVE_SEQUENCES", "1"))
@@ -105,34 +100,6 @@ def test_a_checkpoint_of_another_archive_is_refused(
     shutil.rmtree(lake / "_archive" / "checkpoint")
     assert skylark(*archive, lake).code == 0
     assert kept(lake) == ["a1", "b1", "c1"]
-
-
-def test_a_message_that_can_not_be_read_is_passed_over_by_hand(
-    skylark: Skylark, namesrv: str, topics: Topics, topic: str, tmp_path: Path
-) -> None:
-    """It stopped the archive for good: a checkpoint that was moved did not belong to the lake, it said."""
-    archive = ("pipeline", "archive", topic, "-n", namesrv, "--to", tmp_path / "lake")
-    state = tmp_path / "lake" / "_archive" / "checkpoint"
-    topics.create(topic)
-    topics.send(topic, "a1")
-    assert skylark(*archive).code == 0
-    topics.send(topic, "b1")
-    with Cluster(namesrv, DEADLINE_S) as cluster:
-        fields = {
-            "a": "tests", "b": topic, "c": "TBW102", "d": "1", "e": "0", "f": str(SYS_COMPRESSED), "g": "1", "h": "0",
-            "i": "", "j": "0", "k": "false",
-        }  # fmt: skip
-        cluster.ask(cluster.queues(topic)[0].broker, topic, Frame(RequestCode.SEND_MESSAGE_V2, fields, b"plain"))
-    topics.send(topic, "b2")
-    for _ in range(2):  # the batch ends before it; then it is passed over
-        ran = skylark(*archive)
-        assert ran.code == 1
-        assert "the message at offset 2 is unreadable" in ran.err
-        ran = skylark("pipeline", "offsets", "skip", state, "--offset", 2, "--yes", "-n", namesrv)
-        assert ran.code == 0, ran.err
-    ran = skylark(*archive)
-    assert ran.code == 0, ran.err
-    assert kept(tmp_path / "lake") == ["a1", "b1", "b2"]
 
 
 def test_days_are_those_of_utc_whatever_the_session_says(
