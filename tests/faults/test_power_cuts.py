@@ -45,11 +45,9 @@ class Oracle(Protocol):
 class Queues:
     """Messages: each is in its queue once, in its place, and is found by its key."""
 
-    def __init__(self, *, expire: bool) -> None:
+    def __init__(self) -> None:
         self.sent: dict[Queue, list[bytes | None]] = {}  # None: lost before it was acknowledged
         self.safe: dict[Queue, int] = {}
-        self._expire = expire
-        self._expired: dict[Queue, int] = {}  # those before it may be gone, or back after a cut
         self._number = 0
         self._deleting: str | None = None  # when the power failed
 
@@ -63,9 +61,8 @@ class Queues:
         for queue in {*store.queues(), *self.sent}:
             sent = self.sent.get(queue, [])
             found = [body for _, body in self._read(queue)]
-            safe, expired = self.safe.get(queue, 0), self._expired.get(queue, 0)
-            assert found[expired:safe] == sent[expired:safe], f"{queue}: acknowledged messages are lost"
-            assert store.min_offset(*queue) <= max(expired, safe)
+            safe = self.safe.get(queue, 0)
+            assert found[:safe] == sent[:safe], f"{queue}: acknowledged messages are lost"
             for offset, body in enumerate(found):
                 assert body in (None, sent[offset]), f"{queue} at {offset}: not what was sent"
             self.sent[queue] = found
@@ -75,7 +72,7 @@ class Queues:
 
     def check_keys(self, store: Store) -> None:
         for (topic, queue_id), sent in self.sent.items():
-            for offset in range(max(len(sent) - 3, self._expired.get((topic, queue_id), 0)), len(sent)):
+            for offset in range(max(len(sent) - 3, 0), len(sent)):
                 body = sent[offset]
                 if body is None:
                     continue
@@ -100,7 +97,6 @@ class Queues:
         for queue in self._queues_of(topic):
             del self.sent[queue]
             self.safe.pop(queue, None)
-            self._expired.pop(queue, None)
 
     def use(self, chance: random.Random, now_ms: int) -> None:
         topic, queue_id = queue = chance.choice(QUEUES)
@@ -110,10 +106,6 @@ class Queues:
             self._deleting = None
             self._deleted(topic)
             return
-        if self._expire and chance.random() < 0.05:
-            while self._store.clean(now_ms).more:
-                pass
-            self._expired = {each: self._store.min_offset(*each) for each in self.sent}
         bodies: list[bytes] = []
         for _ in range(chance.choice((1, 1, 1, 3, 12))):
             self._number += 1
@@ -136,11 +128,9 @@ class Queues:
 class StoreLife(Life):
     """A store, whose flushes come when they come."""
 
-    expire = False
-
     def __init__(self, directory: Path, disk: Disk, chance: random.Random) -> None:
         super().__init__(directory, disk, chance)
-        self._oracles: list[Oracle] = [Queues(expire=self.expire)]
+        self._oracles: list[Oracle] = [Queues()]
         self._store: Store | None = None
 
     def step(self) -> None:
@@ -172,9 +162,7 @@ class StoreLife(Life):
             old.close()
 
     def _open(self) -> Store:
-        small = small_config(self.root, index_entries=60, segment_bytes=1 << 14, delete_batch_max=1)
-        small.disk_usage = lambda path: 0.87  # when it is asked for, the oldest segment goes, whatever its age
-        self._store = Store.open(small)
+        self._store = Store.open(small_config(self.root, index_entries=60, segment_bytes=1 << 14))
         for oracle in self._oracles:
             oracle.opened(self._store, self.now_ms)
         return self._store
@@ -186,17 +174,6 @@ class StoreLife(Life):
         self._store = None
 
 
-class ExpiringLife(StoreLife):
-    """The same, where retention deletes the oldest messages."""
-
-    expire = True
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the flush thread's power
 def test_nothing_acknowledged_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     live_through(monkeypatch, cuts_wanted(300), StoreLife)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nothing_acknowledged_is_lost_beside_what_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    live_through(monkeypatch, cuts_wanted(60), ExpiringLife)
