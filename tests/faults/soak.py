@@ -533,7 +533,7 @@ async def send_until(world: World, over: asyncio.Event, interval_s: float = 0.01
     async def send_blocking() -> None:
         while not over.is_set():
             await asyncio.to_thread(send_soon, world, world.chance.randrange(1, 40))
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(20 * interval_s)  # what it takes the others to send as many
 
     await asyncio.gather(send_on(), send_on(), send_blocking())
 

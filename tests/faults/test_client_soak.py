@@ -16,7 +16,7 @@ import logging
 import os
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -192,25 +192,43 @@ def files_open() -> Counter[str]:
     return found
 
 
-@pytest.fixture
-def log_of_texts() -> Iterator[None]:
+class LastLines(logging.Handler):
+    """Of the log; pytest would keep all of it, which is memory that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=1000)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def text_record(*args: Any, **options: Any) -> logging.LogRecord:
     """What pytest keeps of the log must not keep what was spoken of there."""
+    record = logging.LogRecord(*args, **options)
+    record.msg, record.args = record.getMessage(), None
+    if record.exc_info:
+        record.exc_text, record.exc_info = logging.Formatter().formatException(record.exc_info), None
+    return record
+
+
+@pytest.fixture
+def short_log() -> Iterator[None]:
+    """What fails shows the last lines."""
+    logger, handler = logging.getLogger("skylark"), LastLines()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     make = logging.getLogRecordFactory()
-
-    def make_text(*args: Any, **options: Any) -> logging.LogRecord:
-        record = make(*args, **options)
-        record.msg, record.args = record.getMessage(), None
-        if record.exc_info:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-            record.exc_info = None
-        return record
-
-    logging.setLogRecordFactory(make_text)
+    logging.setLogRecordFactory(text_record)
+    logger.addHandler(handler)
+    logger.propagate = False
     yield
+    logger.propagate = True
+    logger.removeHandler(handler)
     logging.setLogRecordFactory(make)
+    print(*handler.lines, sep="\n")
 
 
-@pytest.mark.usefixtures("log_of_texts")
+@pytest.mark.usefixtures("short_log")
 @pytest.mark.timeout(SOAK_S + 2 * DEADLINE_S)
 def test_members_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A name server that was just started knows a part of the brokers, and what it says counts until the next look.

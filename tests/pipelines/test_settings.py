@@ -93,7 +93,8 @@ checkpoint: /shared/checkpoints/paid
 
 def test_what_a_driver_in_the_cluster_would_lose(tmp_path: Path) -> None:
     check_paths(parse(IN_CLUSTER, "paid.yaml", tmp_path))
-    batch = IN_CLUSTER.replace("format: rocketmq,", "format: rocketmq-commitlog, path: /data/store,")
+    (tmp_path / "commitlog").mkdir()
+    batch = re.sub("source: .*", f"source: {{format: rocketmq-commitlog, path: {tmp_path}}}", IN_CLUSTER)
     check_paths(parse(re.sub("checkpoint: .*", "", batch), "paid.yaml", tmp_path))
     with pytest.raises(PipelineError, match=r"^paid\.yaml:1: checkpoint: with --deploy-mode cluster, where the stream"):
         check_paths(parse(re.sub("checkpoint: .*", "", IN_CLUSTER), "paid.yaml", tmp_path))
