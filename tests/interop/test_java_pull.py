@@ -103,12 +103,25 @@ def test_a_pulled_message_can_be_sent_back(session: Session, topic: str, group: 
     assert (again["body"], again["reconsumeTimes"]) == ("m-0", 1)
 
 
-def poll_all(lite: Client, count: int) -> list[Event]:
-    """Polls until that many messages came."""
-    messages: list[Event] = []
+def poll_all(lite: Client, count: int, first: list[Event] | None = None) -> list[Event]:
+    """Polls until that many messages came, with those that came first."""
+    messages = [*(first or [])]
     while len(messages) < count:
         messages += lite.call("lite.poll", timeout=1000)["messages"]
     return messages
+
+
+def poll_from(lite: Client, count: int, to: object, **place: object) -> list[Event]:
+    """Seeks, and polls until that many messages came.
+
+    Apache's client may lose a seek: the pull task that it replaces reads the new offset, sees that it is cancelled, and
+    ends, and the next one goes on at the old offset (`nextPullOffset`). So the seek is repeated until something comes.
+    """
+    first: list[Event] = []
+    while not first:
+        lite.call("lite.seek", **place, to=to)
+        first = lite.call("lite.poll", timeout=5000)["messages"]
+    return poll_all(lite, count, first)
 
 
 def test_lite_pull_with_a_subscription(session: Session, topic: str, group: str) -> None:
@@ -147,10 +160,8 @@ def test_lite_pull_members_share_the_queues(session: Session, topic: str, group:
 def test_lite_pull_with_assigned_queues_and_seeks(session: Session, topic: str, group: str) -> None:
     place = {"topic": topic, "broker": seed(session, topic, group)[0]["broker"], "queue": 0}
     lite = session.lite(group, assign=topic, queue=0)
-    lite.call("lite.seek", **place, to="begin")
-    assert bodies(poll_all(lite, 10)) == numbered("m", 10)
-    lite.call("lite.seek", **place, to=6)
-    got = poll_all(lite, 4)
+    assert bodies(poll_from(lite, 10, "begin", **place)) == numbered("m", 10)
+    got = poll_from(lite, 4, 6, **place)
     assert bodies(got) == numbered("m", 10)[6:]
     time = got[2]["storeTimestamp"]
     found = lite.call("lite.offsetAt", **place, time=time)["offset"]
