@@ -396,6 +396,24 @@ def test_a_deleted_topic_stays_deleted(
             assert bodies(store, "other") == expected_bodies(others, "other")
 
 
+def test_what_a_power_cut_left_of_a_deleted_queue_without_its_entries(tmp_path: Path) -> None:
+    """A topic of its name would have begun where the first file that was left does."""
+    with small_store(tmp_path / "a") as store:
+        fill(store, 100)
+        names = sorted(path.name for path in (tmp_path / "a" / "consumequeue" / "topic" / "0").iterdir())
+        size = int(names[1])
+        store.delete_topic("topic")
+        root = crash(store, tmp_path / "b")
+    left = root / "consumequeue" / "topic" / "0"
+    left.mkdir(parents=True)
+    for name in names[1:]:
+        (left / name).write_bytes(bytes(size))
+    with small_store(root) as store:
+        assert store.max_offset("topic", 0) == 0
+        fill(store, 3)
+        assert bodies(store) == expected_bodies(3)
+
+
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_log_that_lost_its_end_forgets_that_topics_were_deleted_there(tmp_path: Path, kept: int) -> None:
     with small_store(tmp_path / "a") as store:

@@ -227,21 +227,25 @@ def _lost_queues(queues: QueueTable, checkpoint: Checkpoint, end_offset: int) ->
 def _drop_deleted(queues: QueueTable, dispatcher: Dispatcher, distrust_queues: Callable[[], None]) -> None:
     """Deletes queue files of deleted topics, which a crash has kept or a power cut brought back.
 
-    Where some of them are beside those of a topic of the same name, the queue is built again.
+    Where some of them are beside those of a topic of the same name, or have lost all their entries, the queue is built
+    again.
     """
     for queue in queues:
         deleted = dispatcher.deleted.offset(queue.topic)
         if not deleted:
             continue
         ends = [offset for offset in (queue.first_log_offset(), queue.last_record_end()[0]) if offset >= 0]
-        if not ends or min(ends) >= deleted:
+        if ends:
+            if min(ends) >= deleted:
+                continue
+            if max(ends) < deleted:
+                queues.remove(queue)
+                continue
+        elif not queue.first_stored_offset:
             continue
-        if max(ends) < deleted:
-            queues.remove(queue)
-        else:
-            distrust_queues()
-            queue.destroy()
-            dispatcher.lagging.add(queue)
+        distrust_queues()
+        queue.destroy()
+        dispatcher.lagging.add(queue)
 
 
 def _rebuild(
