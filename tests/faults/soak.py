@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -348,16 +348,30 @@ class LiteMember:
             await self._task  # iteration ends with the consumer
 
 
-class SimpleMember:
+class TaskMember:
+    """A consumer, and the task that works with it until it is cancelled."""
+
+    def __init__(self, consumer: SimpleConsumer | PullConsumer, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._started, self._do = consumer, work
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._started.start()
+        self._task = asyncio.create_task(self._do())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._started.close()
+
+
+class SimpleMember(TaskMember):
     def __init__(self, world: World, group: str) -> None:
         self._world, self._group = world, group
         self._consumer = SimpleConsumer(world.name_servers, group, from_where="first", invisible_s=INVISIBLE_S)
         self._consumer.subscribe(TOPIC)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        await self._consumer.start()
-        self._task = asyncio.create_task(self._work())
+        super().__init__(self._consumer, self._work)
 
     async def _work(self) -> None:
         while True:
@@ -370,24 +384,14 @@ class SimpleMember:
             except RocketMQError:
                 await asyncio.sleep(0.1)
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._consumer.close()
 
-
-class PullMember:
+class PullMember(TaskMember):
     """Goes on where its group has committed, queue after queue."""
 
     def __init__(self, world: World, group: str) -> None:
         self._world, self._group = world, group
         self._consumer = PullConsumer(world.name_servers, group)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        await self._consumer.start()
-        self._task = asyncio.create_task(self._work())
+        super().__init__(self._consumer, self._work)
 
     async def _work(self) -> None:
         consumer = self._consumer
@@ -400,12 +404,6 @@ class PullMember:
                     await consumer.commit(queue, pulled.next_offset)
             except RocketMQError:
                 await asyncio.sleep(0.1)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._consumer.close()
 
 
 # Members that block. Each has a thread of its own beside that of all blocking clients.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -103,9 +104,9 @@ def test_a_pulled_message_can_be_sent_back(session: Session, topic: str, group: 
     assert (again["body"], again["reconsumeTimes"]) == ("m-0", 1)
 
 
-def poll_all(lite: Client, count: int, first: list[Event] | None = None) -> list[Event]:
+def poll_all(lite: Client, count: int, first: Sequence[Event] = ()) -> list[Event]:
     """Polls until that many messages came, with those that came first."""
-    messages = [*(first or [])]
+    messages = list(first)
     while len(messages) < count:
         messages += lite.call("lite.poll", timeout=1000)["messages"]
     return messages
